@@ -1,0 +1,6 @@
+"""ddtreectl, also kubectl-ddtree."""
+
+
+def main() -> None:
+    """Run the command line."""
+    raise SystemExit(1)

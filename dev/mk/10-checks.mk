@@ -1,0 +1,10 @@
+.PHONY: lint format test test-unit
+
+lint: ## ruff, mypy --strict, import-linter, helm lint
+	py=$(OPS); $$py/bin/ruff check . && $$py/bin/ruff format --check . && $$py/bin/mypy && $$py/bin/lint-imports
+
+format: ## format the Python code
+	py=$(OPS); $$py/bin/ruff format . && $$py/bin/ruff check --fix-only .
+
+test-unit: ## fast tests: no processes, no network
+	py=$(OPS); $$py/bin/pytest tests/unit -q

@@ -1,0 +1,1 @@
+"""Alertmanager's webhook and the ledger of what it caused."""

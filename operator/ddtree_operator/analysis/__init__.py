@@ -1,0 +1,1 @@
+"""Samples, sequential tests, parity and verdicts. Pure."""

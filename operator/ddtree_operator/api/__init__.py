@@ -1,0 +1,1 @@
+"""The DDTreeDeployment resource: models, CRD, and the names that every part shares."""

@@ -1,0 +1,32 @@
+"""Names shared by operator, CLI and chart: the API group, labels, annotations, condition types and reasons."""
+
+from __future__ import annotations
+
+GROUP = "ddtree.dev"
+VERSION = "v1alpha1"
+KIND = "DDTreeDeployment"
+PLURAL = "ddtreedeployments"
+SINGULAR = "ddtreedeployment"
+SHORT = "ddt"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+FIELD_MANAGER = "ddtree-operator"
+
+# Labels on every child object.
+LABEL_DEPLOYMENT = "ddtree.dev/deployment"  # name of the DDTreeDeployment
+LABEL_REVISION = "ddtree.dev/revision"  # revision hash (10 hex digits)
+LABEL_ROLE = "ddtree.dev/role"  # engine | baseline | builder | record
+LABEL_POOL = "ddtree.dev/pool"  # "serving" on pods that a Service may select, "measured" on dedicated baselines
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+LABEL_RECIPE = "ddtree.dev/recipe"  # first 20 hex digits of the recipe digest
+
+# A person's or an alert's command: JSON of api.actions.ActionRequest; consumed once by id, never removed.
+ANNOTATION_ACTION = "ddtree.dev/action"
+
+ENGINE_CONTAINER = "engine"
+ENGINE_PORT = 30000
+ENGINE_PORT_NAME = "http"
+
+GPU_RESOURCE = "nvidia.com/gpu"
+GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
+GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"  # MiB, as GPU feature discovery writes it

@@ -1,0 +1,314 @@
+"""Models of ``spec``: what a user writes. The CRD's schema is generated from these (see ``api.crd``)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.alias_generators import to_camel
+
+DURATION = r"^([0-9]+h)?([0-9]+m)?([0-9]+s)?$"
+PERCENT = r"^[0-9]+(\.[0-9]+)?%$"
+GAIN = r"^\+[0-9]+(\.[0-9]+)?%$"
+SHA256 = r"^[0-9a-f]{64}$"
+DIGEST_REF = r"^[^@\s]+@sha256:[0-9a-f]{64}$"
+
+Duration = Annotated[str, Field(pattern=DURATION, min_length=2, max_length=20)]
+Percent = Annotated[str, Field(pattern=PERCENT, max_length=12)]
+
+
+class Model(BaseModel):
+    """Base: camelCase outside, unknown fields refused."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid")
+
+
+class ModelRef(Model):
+    """A checkpoint: a hub id with a revision, or a path mounted into the engine."""
+
+    path: str = Field(min_length=1, max_length=500, description="Hub id (org/name) or absolute path inside the pod.")
+    revision: str | None = Field(default=None, max_length=100, description="Hub commit; leave out for a path.")
+
+
+class Algorithm(StrEnum):
+    """Speculative algorithms an engine may run."""
+
+    NONE = "NONE"
+    NGRAM = "NGRAM"
+    DFLASH = "DFLASH"
+    DDTREE = "DDTREE"
+    EAGLE3 = "EAGLE3"
+
+
+class Speculative(Model):
+    """How tokens are drafted and verified."""
+
+    algorithm: Algorithm = Field(default=Algorithm.DDTREE, description="NONE, NGRAM, DFLASH (chain), DDTREE, EAGLE3.")
+    budget: int | None = Field(
+        default=None, ge=1, le=255, description="Draft budget: nodes of the tree besides its root (DDTREE only)."
+    )
+
+    @model_validator(mode="after")
+    def _budget_fits(self) -> Speculative:
+        if self.budget is not None and self.algorithm is not Algorithm.DDTREE:
+            raise ValueError(f"budget is only for DDTREE, not {self.algorithm}; remove it")
+        return self
+
+
+class Wheel(Model):
+    """A wheel by address and content."""
+
+    url: str = Field(
+        min_length=1, max_length=1000, description="http(s) address, or a file name under the operator's wheelhouse."
+    )
+    sha256: str = Field(pattern=SHA256)
+
+
+class SeriesRef(Model):
+    """A patch series kept in a ConfigMap: a key ``series`` (one file name a line) and one key per patch."""
+
+    config_map_ref: str = Field(min_length=1, max_length=253)
+
+
+class Push(Model):
+    """Where built images go."""
+
+    repository: str = Field(min_length=1, max_length=500, description="registry/host/path without tag or digest.")
+    secret_ref: str | None = Field(default=None, max_length=253, description="Secret of type dockerconfigjson.")
+
+
+class BuildSpec(Model):
+    """An engine image made in the cluster from pinned, hashed inputs. What is left out comes from the operator."""
+
+    sglang: Literal["0.5.23"] = Field(default="0.5.23", description="Version of the stock SGLang wheel.")
+    sglang_wheel: Wheel | None = Field(default=None, description="Another address (and hash) of that wheel.")
+    series: str | SeriesRef = Field(
+        default="sglang-0.5.23", description="Patch series shipped with the operator, by name; or configMapRef."
+    )
+    kernel_wheels: list[Wheel] = Field(default_factory=list, max_length=20)
+    base_image: str | None = Field(default=None, pattern=DIGEST_REF, description="repo@sha256:… with Python and torch.")
+    push: Push | None = None
+    builder: Literal["buildkit", "buildah"] = "buildkit"
+    timeout: Duration = "30m"
+
+
+class EngineSpec(Model):
+    """The engine: its image (given, or built), its speculation and its flags."""
+
+    kind: Literal["sglang", "vllm"] = Field(default="sglang", description="Engine adapter.")
+    image: str | None = Field(default=None, pattern=DIGEST_REF, description="Ready image by digest; excludes build.")
+    build: BuildSpec | None = Field(default=None, description="Build the image in the cluster; excludes image.")
+    speculative: Speculative = Field(default_factory=Speculative)
+    tensor_parallel: int = Field(default=1, ge=1, le=64, description="GPUs one engine spans (--tp-size).")
+    args: list[str] = Field(default_factory=list, max_length=100, description="Further engine flags.")
+    pod_template: dict[str, Any] = Field(
+        default_factory=dict, description="Pod template merged over ours (strategic merge; container name: engine)."
+    )
+
+    @model_validator(mode="after")
+    def _one_image(self) -> EngineSpec:
+        if self.image and self.build:
+            raise ValueError("image and build are both given; keep one")
+        return self
+
+
+class GpuSpec(Model):
+    """Which GPUs fit."""
+
+    product: list[str] = Field(default_factory=list, max_length=20, description="Values of nvidia.com/gpu.product.")
+    per_replica: int = Field(default=1, ge=0, le=64, description="nvidia.com/gpu each engine pod takes; 0 for a CPU.")
+    min_memory_gi_b: int | None = Field(default=None, ge=1, le=10000, alias="minMemoryGiB")
+    sharing: Literal["forbid", "allow"] = Field(default="forbid", description="Time-sliced or MPS GPUs.")
+    mig: Literal["forbid", "allow"] = Field(default="forbid", description="MIG slices.")
+
+
+class PlacementSpec(Model):
+    """Where engines run."""
+
+    gpu: GpuSpec = Field(default_factory=GpuSpec)
+    pin: Literal["product", "nodes", "none"] = Field(
+        default="product",
+        description="Keep canary and baseline on alike GPUs: same product, same nodes, or not at all.",
+    )
+    strategy: Literal["surge", "swap"] = "surge"
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    tolerations: list[dict[str, Any]] = Field(default_factory=list, max_length=50)
+
+
+class BaselineSpec(Model):
+    """What the canary is held against."""
+
+    from_: Literal["stable", "spec"] = Field(
+        default="stable",
+        alias="from",
+        description="stable: the set that serves; spec: engines started for the comparison.",
+    )
+    speculative: Speculative = Field(
+        default_factory=lambda: Speculative(algorithm=Algorithm.DFLASH),
+        description="Used when from is spec, and for a first rollout (NONE when the canary itself is DFLASH).",
+    )
+
+
+class AcceptLengthGate(Model):
+    """Accept length = accepted drafts + 1 per verify step, mean over requests."""
+
+    non_inferiority: Percent = Field(default="3%", description="Largest loss against the baseline that may pass.")
+    at_least: Annotated[str, Field(pattern=GAIN, max_length=12)] | None = Field(
+        default=None, description="Required gain, such as +10%; replaces nonInferiority."
+    )
+
+
+class ThroughputGate(Model):
+    """Tokens per second of single requests, compared pair by pair."""
+
+    non_inferiority: Percent = "5%"
+    at_least: Annotated[str, Field(pattern=GAIN, max_length=12)] | None = None
+    enabled: bool = True
+
+
+class ParityGate(Model):
+    """Greedy outputs compared token by token."""
+
+    allow: int = Field(default=0, ge=0, le=1000, description="Unexplained divergences that may pass.")
+    tie_gap: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(ulp)?$", max_length=12)] = Field(
+        default="2ulp", description="Top-2 gap up to which a divergence is a tie: bf16 ulps (2ulp) or log-prob (0.01)."
+    )
+
+
+class PrometheusCheck(Model):
+    """A PromQL check beside the pairs: exactly one finite, fresh series, or it is an error."""
+
+    name: str = Field(min_length=1, max_length=63)
+    address: str = Field(min_length=1, max_length=500)
+    query: str = Field(min_length=1, max_length=4000)
+    max: float | None = None
+    min: float | None = None
+
+
+class ErrorBudget(Model):
+    """Chances of a wrong decision that the sequential test holds, however often it is looked at."""
+
+    false_rollback: Percent = "1%"
+    false_promote: Percent = "1%"
+
+
+class ConfigMapRef(Model):
+    """A ConfigMap by name, in the same namespace."""
+
+    config_map_ref: str = Field(min_length=1, max_length=253)
+
+
+class AnalysisSpec(Model):
+    """What decides."""
+
+    prompts: ConfigMapRef | None = Field(default=None, description="Key prompts.jsonl; the shipped set when left out.")
+    max_tokens: int = Field(default=64, ge=4, le=4096, description="Tokens generated per prompt.")
+    concurrency: int = Field(default=1, ge=1, le=64, description="Pairs in flight.")
+    min_pairs: int = Field(default=10, ge=2, le=100000, description="Never pass with fewer pairs.")
+    max_pairs: int = Field(default=2000, ge=2, le=100000)
+    accept_length: AcceptLengthGate = Field(default_factory=AcceptLengthGate)
+    throughput: ThroughputGate = Field(default_factory=ThroughputGate)
+    parity: ParityGate = Field(default_factory=ParityGate)
+    prometheus: list[PrometheusCheck] = Field(default_factory=list, max_length=20)
+    error_budget: ErrorBudget = Field(default_factory=ErrorBudget)
+    deadline: Duration = "30m"
+    on_inconclusive: Literal["pause", "rollback", "promote"] = "pause"
+    on_inconclusive_reason: str | None = Field(default=None, max_length=500)
+    seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Orders the prompts and the sides of each pair.")
+
+    @model_validator(mode="after")
+    def _promote_needs_a_reason(self) -> AnalysisSpec:
+        if self.on_inconclusive == "promote" and not self.on_inconclusive_reason:
+            raise ValueError("onInconclusive: promote needs onInconclusiveReason")
+        if self.max_pairs < self.min_pairs:
+            raise ValueError(f"maxPairs {self.max_pairs} is below minPairs {self.min_pairs}")
+        return self
+
+
+class Pause(Model):
+    """Wait for a time, or for a person when no duration is given."""
+
+    duration: Duration | None = None
+
+
+class Step(Model):
+    """One step; exactly one of its fields is set."""
+
+    weight: int | None = Field(default=None, ge=0, le=100, description="Share of traffic for the canary, in percent.")
+    pause: Pause | None = None
+    analysis: dict[str, Any] | None = Field(default=None, description="Run the analysis: {}.", max_length=0)
+
+    @model_validator(mode="after")
+    def _one(self) -> Step:
+        given = [k for k in ("weight", "pause", "analysis") if getattr(self, k) is not None]
+        if len(given) != 1:
+            raise ValueError(f"a step has exactly one of weight, pause, analysis; this one has {given or 'none'}")
+        return self
+
+
+def _default_steps() -> list[Step]:
+    return [Step(weight=0), Step(analysis={})]
+
+
+class CanarySpec(Model):
+    """The canary and the way to promotion."""
+
+    replicas: int = Field(default=1, ge=1, le=100)
+    steps: list[Step] = Field(default_factory=_default_steps, min_length=1, max_length=50)
+    analysis: AnalysisSpec = Field(default_factory=AnalysisSpec)
+
+    @model_validator(mode="after")
+    def _analysed(self) -> CanarySpec:
+        if not any(s.analysis is not None for s in self.steps):
+            raise ValueError("canary.steps has no analysis step; add {analysis: {}}")
+        return self
+
+
+class AlertsSpec(Model):
+    """Rollback by alert."""
+
+    enabled: bool = True
+
+
+class RollbackSpec(Model):
+    """How far back one can go, and how long a start may take."""
+
+    alerts: AlertsSpec = Field(default_factory=AlertsSpec)
+    keep: int = Field(default=5, ge=1, le=50, description="Revisions kept for undo.")
+    progress_deadline: Duration = Field(default="20m", description="Longest time without progress before rollback.")
+
+
+class GatewayTraffic(Model):
+    """Gateway API route that carries the weights."""
+
+    http_route: str = Field(min_length=1, max_length=253)
+
+
+class TrafficSpec(Model):
+    """How traffic reaches the engines. Without gateway: a Service of the resource's name, weights by replica ratio."""
+
+    gateway: GatewayTraffic | None = None
+    drain: Duration = Field(default="30s", description="Time the old set keeps for requests in flight.")
+
+
+class DDTreeSpec(Model):
+    """Desired state of one served model: its engine, where it runs, and how a change of it is judged."""
+
+    replicas: int = Field(default=1, ge=0, le=1000, description="Engine pods that serve.")
+    model: ModelRef
+    drafter: ModelRef | None = Field(default=None, description="Needed by DFLASH, DDTREE and EAGLE3.")
+    engine: EngineSpec = Field(default_factory=EngineSpec)
+    placement: PlacementSpec = Field(default_factory=PlacementSpec)
+    baseline: BaselineSpec = Field(default_factory=BaselineSpec)
+    canary: CanarySpec = Field(default_factory=CanarySpec)
+    rollback: RollbackSpec = Field(default_factory=RollbackSpec)
+    traffic: TrafficSpec = Field(default_factory=TrafficSpec)
+    paused: bool = Field(default=False, description="Freeze the rollout where it is.")
+
+    @model_validator(mode="after")
+    def _drafter_given(self) -> DDTreeSpec:
+        needs = {Algorithm.DFLASH, Algorithm.DDTREE, Algorithm.EAGLE3}
+        if self.engine.speculative.algorithm in needs and self.drafter is None:
+            raise ValueError(f"{self.engine.speculative.algorithm} needs a drafter; set spec.drafter.path")
+        return self

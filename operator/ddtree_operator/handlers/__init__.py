@@ -1,0 +1,1 @@
+"""kopf and the reconcile loop: thin edges around the core."""

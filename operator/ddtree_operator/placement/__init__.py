@@ -1,0 +1,1 @@
+"""Which nodes fit, and why the others do not."""

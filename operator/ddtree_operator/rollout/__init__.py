@@ -1,0 +1,1 @@
+"""Manifests of engines and Services, and how they reach the API server."""

@@ -1,6 +1,10 @@
 #!/usr/bin/env bash
-# Prints the folder of a Python environment, made on first use from a hashed lock file.
-# usage: dev/env.sh ops|engine|uv
+# Prints the folder of a Python environment, made on first use from hashed lock files.
+# usage: dev/env.sh ops|engine|engine-shared|uv
+#   ops            operator, CLI and their tests (dev/requirements.lock)
+#   engine         torch, SGLang, and this checkout's patches/sglang_* as if they were installed: $(dev/env.sh engine)/bin/python
+#                  needs no PYTHONPATH. It is build/engine, a thin layer (dev/engine_env.py) on engine-shared
+#   engine-shared  the part that no checkout's path is in (images/engine-cpu/*.lock); the CPU engine image is packed from it
 # The folder's name carries a hash of what went in, so a changed lock makes a new one and an unchanged one costs nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,7 +16,7 @@ uv_bin() {
   echo "$cache/uv/bin/uv"
 }
 key() { cat "$@" | sha256sum | cut -c1-12; }
-make_env() { # name lock-files... ; installs into a temporary folder and renames, so that a broken install is never found
+make_env() { # name files... ; installs the *.lock files; the marker .done comes last, so that a broken install is never used
   local name=$1; shift
   local dir="$cache/venv/$name-$(key "$@")"
   if [ ! -f "$dir/.done" ]; then
@@ -23,20 +27,27 @@ make_env() { # name lock-files... ; installs into a temporary folder and renames
       "$uv" venv -q --python 3.11 "$dir" >&2
       local lock; for lock in "$@"; do
         [[ $lock == *.lock ]] || continue
-        "$uv" pip install -q -p "$dir/bin/python" --compile-bytecode --require-hashes --no-deps -r "$lock" >&2
+        "$uv" pip install -q -p "$dir/bin/python" --require-hashes --no-deps -r "$lock" >&2
       done
-      "after_$name" "$uv" "$dir"
+      "compile_$name" "$dir" >&2
       touch "$dir/.done"
     fi) 9>"$cache/.env-$name.lock"
   fi
   echo "$dir"
 }
-after_ops() { :; }
-after_engine() { :; }
+compile_ops() { "$1/bin/python" -m compileall -q -j 0 "$1/lib" || true; }
+compile_engine() { # the same bytes on every machine, valid whatever the files' dates are: the image takes them as they are.
+  # Only SGLang's bytecode is checked against its source: patches are applied to copies of it.
+  local site="$1/lib/python3.11/site-packages" at=/opt/venv/lib/python3.11/site-packages
+  "$1/bin/python" -m compileall -q -q -j 0 -s "$site" -p "$at" --invalidation-mode unchecked-hash -x '/sglang/' "$site" || true
+  "$1/bin/python" -m compileall -q -q -j 0 -s "$site" -p "$at" --invalidation-mode checked-hash "$site/sglang" || true
+}
+engine_shared() { make_env engine images/engine-cpu/requirements.lock images/engine-cpu/sglang.lock; }
 mkdir -p "$cache/venv"
 case ${1:-} in
 uv) uv_bin ;;
-ops) make_env ops dev/requirements.lock dev/env.sh ;;
-engine) make_env engine images/engine-cpu/requirements.lock dev/env.sh ;;
-*) echo "usage: dev/env.sh ops|engine|uv" >&2; exit 2 ;;
+ops) make_env ops dev/requirements.lock ;;
+engine-shared) engine_shared ;;
+engine) shared=$(engine_shared); mkdir -p build; (flock 9; "$shared/bin/python" dev/engine_env.py . "$shared" build/engine) 9>build/.engine.lock; echo "$PWD/build/engine" ;;
+*) echo "usage: dev/env.sh ops|engine|engine-shared|uv" >&2; exit 2 ;;
 esac

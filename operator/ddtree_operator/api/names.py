@@ -10,6 +10,14 @@ SINGULAR = "ddtreedeployment"
 SHORT = "ddt"
 API_VERSION = f"{GROUP}/{VERSION}"
 
+# A resource's name becomes a Service's name and the stem of every child's: a DNS label with room for suffixes.
+NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+NAME_MAX = 40
+NAME_RULE = (
+    f"the name must be a DNS label of at most {NAME_MAX} characters that starts with a letter (a-z, 0-9, -), "
+    "because Services and Deployments are named after it"
+)
+
 FIELD_MANAGER = "ddtree-operator"
 
 # Labels on every child object.

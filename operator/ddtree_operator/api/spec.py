@@ -62,13 +62,13 @@ class Wheel(Model):
     url: str = Field(
         min_length=1, max_length=1000, description="http(s) address, or a file name under the operator's wheelhouse."
     )
-    sha256: str = Field(pattern=SHA256)
+    sha256: str = Field(pattern=SHA256, description="SHA-256 of the file, 64 hex digits.")
 
 
 class SeriesRef(Model):
     """A patch series kept in a ConfigMap: a key ``series`` (one file name a line) and one key per patch."""
 
-    config_map_ref: str = Field(min_length=1, max_length=253)
+    config_map_ref: str = Field(min_length=1, max_length=253, description="Name of the ConfigMap.")
 
 
 class Push(Model):
@@ -86,11 +86,13 @@ class BuildSpec(Model):
     series: str | SeriesRef = Field(
         default="sglang-0.5.23", description="Patch series shipped with the operator, by name; or configMapRef."
     )
-    kernel_wheels: list[Wheel] = Field(default_factory=list, max_length=20)
+    kernel_wheels: list[Wheel] = Field(
+        default_factory=list, max_length=20, description="Kernel wheels, checked against torch and CUDA of the image."
+    )
     base_image: str | None = Field(default=None, pattern=DIGEST_REF, description="repo@sha256:… with Python and torch.")
-    push: Push | None = None
-    builder: Literal["buildkit", "buildah"] = "buildkit"
-    timeout: Duration = "30m"
+    push: Push | None = Field(default=None, description="Where the image goes; the operator's registry if left out.")
+    builder: Literal["buildkit", "buildah"] = Field(default="buildkit", description="What runs the build.")
+    timeout: Duration = Field(default="30m", description="Longest time a build may take, such as 30m.")
 
 
 class EngineSpec(Model):
@@ -99,9 +101,11 @@ class EngineSpec(Model):
     kind: Literal["sglang", "vllm"] = Field(default="sglang", description="Engine adapter.")
     image: str | None = Field(default=None, pattern=DIGEST_REF, description="Ready image by digest; excludes build.")
     build: BuildSpec | None = Field(default=None, description="Build the image in the cluster; excludes image.")
-    speculative: Speculative = Field(default_factory=Speculative)
+    speculative: Speculative = Field(default_factory=Speculative, description="How tokens are drafted and verified.")
     tensor_parallel: int = Field(default=1, ge=1, le=64, description="GPUs one engine spans (--tp-size).")
-    args: list[str] = Field(default_factory=list, max_length=100, description="Further engine flags.")
+    args: list[Annotated[str, Field(max_length=2000)]] = Field(
+        default_factory=list, max_length=100, description="Further engine flags; those the operator sets are refused."
+    )
     pod_template: dict[str, Any] = Field(
         default_factory=dict, description="Pod template merged over ours (strategic merge; container name: engine)."
     )
@@ -118,7 +122,9 @@ class GpuSpec(Model):
 
     product: list[str] = Field(default_factory=list, max_length=20, description="Values of nvidia.com/gpu.product.")
     per_replica: int = Field(default=1, ge=0, le=64, description="nvidia.com/gpu each engine pod takes; 0 for a CPU.")
-    min_memory_gi_b: int | None = Field(default=None, ge=1, le=10000, alias="minMemoryGiB")
+    min_memory_gi_b: int | None = Field(
+        default=None, ge=1, le=10000, alias="minMemoryGiB", description="Least memory per GPU, in GiB."
+    )
     sharing: Literal["forbid", "allow"] = Field(default="forbid", description="Time-sliced or MPS GPUs.")
     mig: Literal["forbid", "allow"] = Field(default="forbid", description="MIG slices.")
 
@@ -126,14 +132,19 @@ class GpuSpec(Model):
 class PlacementSpec(Model):
     """Where engines run."""
 
-    gpu: GpuSpec = Field(default_factory=GpuSpec)
+    gpu: GpuSpec = Field(default_factory=GpuSpec, description="Which GPUs fit.")
     pin: Literal["product", "nodes", "none"] = Field(
         default="product",
         description="Keep canary and baseline on alike GPUs: same product, same nodes, or not at all.",
     )
-    strategy: Literal["surge", "swap"] = "surge"
-    node_selector: dict[str, str] = Field(default_factory=dict)
-    tolerations: list[dict[str, Any]] = Field(default_factory=list, max_length=50)
+    strategy: Literal["surge", "swap"] = Field(
+        default="surge",
+        description="surge: the canary takes free GPUs; swap: it takes a serving pod's GPU when none is free.",
+    )
+    node_selector: dict[str, str] = Field(default_factory=dict, description="Labels a node must have.")
+    tolerations: list[dict[str, Any]] = Field(
+        default_factory=list, max_length=50, description="Tolerations of the engine pods, as in a pod's spec."
+    )
 
 
 class BaselineSpec(Model):
@@ -162,9 +173,11 @@ class AcceptLengthGate(Model):
 class ThroughputGate(Model):
     """Tokens per second of single requests, compared pair by pair."""
 
-    non_inferiority: Percent = "5%"
-    at_least: Annotated[str, Field(pattern=GAIN, max_length=12)] | None = None
-    enabled: bool = True
+    non_inferiority: Percent = Field(default="5%", description="Largest loss against the baseline that may pass.")
+    at_least: Annotated[str, Field(pattern=GAIN, max_length=12)] | None = Field(
+        default=None, description="Required gain, such as +10%; replaces nonInferiority."
+    )
+    enabled: bool = Field(default=True, description="Whether this gate decides.")
 
 
 class ParityGate(Model):
@@ -179,24 +192,24 @@ class ParityGate(Model):
 class PrometheusCheck(Model):
     """A PromQL check beside the pairs: exactly one finite, fresh series, or it is an error."""
 
-    name: str = Field(min_length=1, max_length=63)
-    address: str = Field(min_length=1, max_length=500)
-    query: str = Field(min_length=1, max_length=4000)
-    max: float | None = None
-    min: float | None = None
+    name: str = Field(min_length=1, max_length=63, description="Name of the check in verdicts.")
+    address: str = Field(min_length=1, max_length=500, description="Prometheus, such as http://prometheus:9090.")
+    query: str = Field(min_length=1, max_length=4000, description="PromQL that gives exactly one series.")
+    max: float | None = Field(default=None, description="Largest value that passes.")
+    min: float | None = Field(default=None, description="Smallest value that passes.")
 
 
 class ErrorBudget(Model):
     """Chances of a wrong decision that the sequential test holds, however often it is looked at."""
 
-    false_rollback: Percent = "1%"
-    false_promote: Percent = "1%"
+    false_rollback: Percent = Field(default="1%", description="Chance of rolling back a canary that is good enough.")
+    false_promote: Percent = Field(default="1%", description="Chance of promoting a canary that is not.")
 
 
 class ConfigMapRef(Model):
     """A ConfigMap by name, in the same namespace."""
 
-    config_map_ref: str = Field(min_length=1, max_length=253)
+    config_map_ref: str = Field(min_length=1, max_length=253, description="Name of the ConfigMap.")
 
 
 class AnalysisSpec(Model):
@@ -206,15 +219,23 @@ class AnalysisSpec(Model):
     max_tokens: int = Field(default=64, ge=4, le=4096, description="Tokens generated per prompt.")
     concurrency: int = Field(default=1, ge=1, le=64, description="Pairs in flight.")
     min_pairs: int = Field(default=10, ge=2, le=100000, description="Never pass with fewer pairs.")
-    max_pairs: int = Field(default=2000, ge=2, le=100000)
-    accept_length: AcceptLengthGate = Field(default_factory=AcceptLengthGate)
-    throughput: ThroughputGate = Field(default_factory=ThroughputGate)
-    parity: ParityGate = Field(default_factory=ParityGate)
-    prometheus: list[PrometheusCheck] = Field(default_factory=list, max_length=20)
-    error_budget: ErrorBudget = Field(default_factory=ErrorBudget)
-    deadline: Duration = "30m"
-    on_inconclusive: Literal["pause", "rollback", "promote"] = "pause"
-    on_inconclusive_reason: str | None = Field(default=None, max_length=500)
+    max_pairs: int = Field(
+        default=2000, ge=2, le=100000, description="Inconclusive after this many; not below minPairs."
+    )
+    accept_length: AcceptLengthGate = Field(default_factory=AcceptLengthGate, description="Gate on accept length.")
+    throughput: ThroughputGate = Field(default_factory=ThroughputGate, description="Gate on tokens per second.")
+    parity: ParityGate = Field(default_factory=ParityGate, description="Gate on equal greedy outputs.")
+    prometheus: list[PrometheusCheck] = Field(
+        default_factory=list, max_length=20, description="PromQL checks beside the pairs."
+    )
+    error_budget: ErrorBudget = Field(default_factory=ErrorBudget, description="Chances of a wrong decision.")
+    deadline: Duration = Field(default="30m", description="Inconclusive after this time, such as 30m.")
+    on_inconclusive: Literal["pause", "rollback", "promote"] = Field(
+        default="pause", description="What to do then; promote needs onInconclusiveReason."
+    )
+    on_inconclusive_reason: str | None = Field(
+        default=None, max_length=500, description="Why an inconclusive canary may be promoted."
+    )
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Orders the prompts and the sides of each pair.")
 
     @model_validator(mode="after")
@@ -229,21 +250,22 @@ class AnalysisSpec(Model):
 class Pause(Model):
     """Wait for a time, or for a person when no duration is given."""
 
-    duration: Duration | None = None
+    duration: Duration | None = Field(default=None, description="Such as 10m; waits for resume when left out.")
 
 
 class Step(Model):
     """One step; exactly one of its fields is set."""
 
     weight: int | None = Field(default=None, ge=0, le=100, description="Share of traffic for the canary, in percent.")
-    pause: Pause | None = None
+    pause: Pause | None = Field(default=None, description="Wait: {duration: 10m}, or {} for a person.")
     analysis: dict[str, Any] | None = Field(default=None, description="Run the analysis: {}.", max_length=0)
 
     @model_validator(mode="after")
     def _one(self) -> Step:
         given = [k for k in ("weight", "pause", "analysis") if getattr(self, k) is not None]
         if len(given) != 1:
-            raise ValueError(f"a step has exactly one of weight, pause, analysis; this one has {given or 'none'}")
+            has = " and ".join(given) or "none"
+            raise ValueError(f"a step has exactly one of weight, pause, analysis; this one has {has}")
         return self
 
 
@@ -254,9 +276,11 @@ def _default_steps() -> list[Step]:
 class CanarySpec(Model):
     """The canary and the way to promotion."""
 
-    replicas: int = Field(default=1, ge=1, le=100)
-    steps: list[Step] = Field(default_factory=_default_steps, min_length=1, max_length=50)
-    analysis: AnalysisSpec = Field(default_factory=AnalysisSpec)
+    replicas: int = Field(default=1, ge=1, le=100, description="Canary engine pods.")
+    steps: list[Step] = Field(
+        default_factory=_default_steps, min_length=1, max_length=50, description="Done in order; then it is promoted."
+    )
+    analysis: AnalysisSpec = Field(default_factory=AnalysisSpec, description="What decides, at every analysis step.")
 
     @model_validator(mode="after")
     def _analysed(self) -> CanarySpec:
@@ -268,13 +292,13 @@ class CanarySpec(Model):
 class AlertsSpec(Model):
     """Rollback by alert."""
 
-    enabled: bool = True
+    enabled: bool = Field(default=True, description="Whether alerts may roll this resource back.")
 
 
 class RollbackSpec(Model):
     """How far back one can go, and how long a start may take."""
 
-    alerts: AlertsSpec = Field(default_factory=AlertsSpec)
+    alerts: AlertsSpec = Field(default_factory=AlertsSpec, description="Rollback by alert.")
     keep: int = Field(default=5, ge=1, le=50, description="Revisions kept for undo.")
     progress_deadline: Duration = Field(default="20m", description="Longest time without progress before rollback.")
 
@@ -282,13 +306,13 @@ class RollbackSpec(Model):
 class GatewayTraffic(Model):
     """Gateway API route that carries the weights."""
 
-    http_route: str = Field(min_length=1, max_length=253)
+    http_route: str = Field(min_length=1, max_length=253, description="Name of the HTTPRoute, in the same namespace.")
 
 
 class TrafficSpec(Model):
     """How traffic reaches the engines. Without gateway: a Service of the resource's name, weights by replica ratio."""
 
-    gateway: GatewayTraffic | None = None
+    gateway: GatewayTraffic | None = Field(default=None, description="Gateway API route that carries the weights.")
     drain: Duration = Field(default="30s", description="Time the old set keeps for requests in flight.")
 
 
@@ -296,14 +320,14 @@ class DDTreeSpec(Model):
     """Desired state of one served model: its engine, where it runs, and how a change of it is judged."""
 
     replicas: int = Field(default=1, ge=0, le=1000, description="Engine pods that serve.")
-    model: ModelRef
+    model: ModelRef = Field(description="The target model.")
     drafter: ModelRef | None = Field(default=None, description="Needed by DFLASH, DDTREE and EAGLE3.")
-    engine: EngineSpec = Field(default_factory=EngineSpec)
-    placement: PlacementSpec = Field(default_factory=PlacementSpec)
-    baseline: BaselineSpec = Field(default_factory=BaselineSpec)
-    canary: CanarySpec = Field(default_factory=CanarySpec)
-    rollback: RollbackSpec = Field(default_factory=RollbackSpec)
-    traffic: TrafficSpec = Field(default_factory=TrafficSpec)
+    engine: EngineSpec = Field(default_factory=EngineSpec, description="Image, speculation and flags.")
+    placement: PlacementSpec = Field(default_factory=PlacementSpec, description="Where engines run.")
+    baseline: BaselineSpec = Field(default_factory=BaselineSpec, description="What a canary is held against.")
+    canary: CanarySpec = Field(default_factory=CanarySpec, description="The canary and the way to promotion.")
+    rollback: RollbackSpec = Field(default_factory=RollbackSpec, description="Undo depth, deadlines and alerts.")
+    traffic: TrafficSpec = Field(default_factory=TrafficSpec, description="How traffic reaches the engines.")
     paused: bool = Field(default=False, description="Freeze the rollout where it is.")
 
     @model_validator(mode="after")

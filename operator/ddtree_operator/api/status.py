@@ -1,0 +1,180 @@
+"""Models of ``status``: what the operator writes and people, ``kubectl`` and ``ddtreectl`` read.
+
+Everything is optional and unknown fields are kept: status may be empty, wiped, or written by a newer operator, and a
+reader must cope with each of these. Numbers that are not finite are left out (JSON has no infinity).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+
+class Phase(StrEnum):
+    """Where a resource stands, in one word."""
+
+    PENDING = "Pending"
+    BUILDING = "Building"
+    PLACING = "Placing"
+    STARTING = "Starting"
+    ANALYZING = "Analyzing"
+    PAUSED = "Paused"
+    PROMOTING = "Promoting"
+    STABLE = "Stable"
+    ROLLED_BACK = "RolledBack"
+    INVALID = "Invalid"
+    DEGRADED = "Degraded"
+
+
+class ConditionType(StrEnum):
+    """Types of ``status.conditions``."""
+
+    VALID = "Valid"
+    BUILT = "Built"
+    PLACED = "Placed"
+    READY = "Ready"
+    PROGRESSING = "Progressing"
+    VERDICT = "Verdict"
+
+
+class StatusModel(BaseModel):
+    """Base: camelCase outside, nothing required, unknown fields kept."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="allow")
+
+
+class RevisionState(StatusModel):
+    """A set of engines and what it runs."""
+
+    revision: str | None = Field(default=None, description="Hash of the spec this set runs (10 hex digits).")
+    image: str | None = Field(default=None, description="Engine image by digest.")
+    algorithm: str | None = Field(default=None, description="Speculative algorithm.")
+    accept_length: str | None = Field(default=None, description="Accept length measured when it was promoted.")
+
+
+class CanaryState(StatusModel):
+    """The candidate under judgement; absent when there is none."""
+
+    revision: str | None = Field(default=None, description="Hash of the spec this set runs (10 hex digits).")
+    image: str | None = Field(default=None, description="Engine image by digest.")
+    algorithm: str | None = Field(default=None, description="Speculative algorithm.")
+    step: str | None = Field(default=None, description="What the current step does.")
+    step_index: int | None = Field(default=None, description="Current step, counted from 0.")
+    step_count: int | None = Field(default=None, description="Number of steps.")
+    started_at: str | None = Field(default=None, description="Start of this rollout (UTC).")
+
+
+class BaselineState(StatusModel):
+    """What the canary is held against."""
+
+    revision: str | None = Field(default=None, description="Revision of the baseline engines.")
+    kind: str | None = Field(default=None, description="stable: the serving set; spec: engines of their own.")
+
+
+class MetricState(StatusModel):
+    """One metric of the verdict."""
+
+    metric: str | None = Field(default=None, description="acceptLength, throughput, parity or prometheus/<name>.")
+    outcome: str | None = Field(default=None, description="pass, fail or notYet.")
+    baseline: float | None = Field(default=None, description="Mean of the baseline; compared outputs for parity.")
+    canary: float | None = Field(default=None, description="Mean of the canary.")
+    estimate: float | None = Field(default=None, description="Relative difference; unexplained divergences for parity.")
+    low: float | None = Field(default=None, description="Lower end of the anytime-valid interval of estimate.")
+    high: float | None = Field(default=None, description="Upper end of the anytime-valid interval of estimate.")
+    threshold: float | None = Field(default=None, description="What low must exceed to pass.")
+    pairs: int | None = Field(default=None, description="Pairs this metric has used.")
+    reason: str | None = Field(default=None, description="One sentence.")
+
+
+class AnalysisState(StatusModel):
+    """The verdict so far on the revision under judgement."""
+
+    outcome: str | None = Field(default=None, description="pass, fail or notYet.")
+    pairs: int | None = Field(default=None, description="Usable pairs.")
+    errors: int | None = Field(default=None, description="Unusable pairs.")
+    reason: str | None = Field(default=None, description="One sentence.")
+    metrics: list[MetricState] = Field(default_factory=list, description="One entry per metric.")
+
+
+class BlockedRevision(StatusModel):
+    """A spec that was rolled back; it is not tried again until the spec changes or someone asks for a retry."""
+
+    revision: str | None = Field(default=None, description="Hash of the blocked spec.")
+    reason: str | None = Field(default=None, description="Why it was rolled back, in one sentence.")
+    at: str | None = Field(default=None, description="When (UTC).")
+
+
+class NodeState(StatusModel):
+    """A node and whether an engine fits there."""
+
+    name: str | None = Field(default=None, description="Node name.")
+    fits: bool | None = Field(default=None, description="Whether an engine pod can run there now.")
+    reason: str | None = Field(default=None, description="Why not, in one sentence.")
+
+
+class Condition(StatusModel):
+    """A condition in the usual Kubernetes form."""
+
+    type: str | None = Field(default=None, description="Valid, Built, Placed, Ready, Progressing or Verdict.")
+    status: str | None = Field(default=None, description="True, False or Unknown.")
+    reason: str | None = Field(default=None, description="One word for machines.")
+    message: str | None = Field(default=None, description="One sentence for people.")
+    last_transition_time: str | None = Field(default=None, description="Last change of status (UTC).")
+    observed_generation: int | None = Field(default=None, description="metadata.generation this speaks about.")
+
+
+class HistoryEntry(StatusModel):
+    """One rollout and how it ended."""
+
+    revision: str | None = Field(default=None, description="Hash of the spec.")
+    number: int | None = Field(default=None, description="Counts up; what undo --to-revision takes.")
+    result: str | None = Field(default=None, description="promoted, rolledBack, aborted, superseded, undone, building…")
+    reason: str | None = Field(default=None, description="Why, in one sentence.")
+    at: str | None = Field(default=None, description="When (UTC).")
+    by: str | None = Field(default=None, description="Who asked; empty when the operator decided.")
+    image: str | None = Field(default=None, description="Engine image by digest.")
+    algorithm: str | None = Field(default=None, description="Speculative algorithm.")
+    accept_length: str | None = Field(default=None, description="Accept length measured.")
+    throughput: str | None = Field(default=None, description="Tokens per second measured, single requests.")
+    verdict_digest: str | None = Field(default=None, description="Digest of the recorded verdict.")
+
+
+class LastAction(StatusModel):
+    """The newest command taken from the annotation ddtree.dev/action."""
+
+    id: str | None = Field(default=None, description="Identifier the sender chose; acted on once.")
+    verb: str | None = Field(default=None, description="promote, abort, retry, undo, pause, resume or skip.")
+    by: str | None = Field(default=None, description="Who sent it.")
+    at: str | None = Field(default=None, description="When it was taken (UTC).")
+    result: str | None = Field(default=None, description="What came of it, in one sentence.")
+
+
+class DDTreeStatus(StatusModel):
+    """Observed state, written by the operator."""
+
+    phase: str | None = Field(
+        default=None,
+        description="Pending, Building, Placing, Starting, Analyzing, Paused, Promoting, Stable, RolledBack, Invalid "
+        "or Degraded.",
+    )
+    message: str | None = Field(default=None, description="What is going on, in one sentence.")
+    observed_generation: int | None = Field(default=None, description="metadata.generation last acted on.")
+    revision: str | None = Field(default=None, description="Hash of the wanted spec.")
+    stable: RevisionState | None = Field(default=None, description="The set that serves.")
+    canary: CanaryState | None = Field(default=None, description="The candidate, while there is one.")
+    baseline: BaselineState | None = Field(default=None, description="What the candidate is held against.")
+    step: str | None = Field(default=None, description='Position in canary.steps, such as "3/5 analysis".')
+    weight: int | None = Field(default=None, description="Share of traffic the canary has, in percent.")
+    analysis: AnalysisState | None = Field(default=None, description="The verdict so far.")
+    accept_length: str | None = Field(default=None, description='Newest measured accept length, such as "2.65".')
+    blocked: list[BlockedRevision] = Field(default_factory=list, description="Specs that were rolled back.")
+    nodes: list[NodeState] = Field(default_factory=list, description="Nodes and whether an engine fits.")
+    pinned: list[str] = Field(default_factory=list, description="GPU products or nodes engines are pinned to.")
+    conditions: list[Condition] = Field(default_factory=list, description="The usual conditions.")
+    history: list[HistoryEntry] = Field(default_factory=list, description="Rollouts so far, newest last, bounded.")
+    replicas: int | None = Field(default=None, description="Engine pods of the serving set.")
+    ready_replicas: int | None = Field(default=None, description="Those of them that are ready.")
+    selector: str | None = Field(default=None, description="Label selector of the serving pods (scale subresource).")
+    last_action: LastAction | None = Field(default=None, description="Newest command and its result.")

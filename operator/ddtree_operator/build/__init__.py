@@ -1,0 +1,1 @@
+"""From a recipe of pinned inputs to an image digest."""

@@ -9,6 +9,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=${DDTREE_CACHE:-$HOME/.cache/ddtree}
+# Beside the environments, which hard-link into it: what is installed is on the disk once, and goes with the cache folder.
+export UV_CACHE_DIR=${UV_CACHE_DIR:-$cache/uv-cache}
 say() { printf '\033[2m· %s\033[0m\n' "$*" >&2; }
 uv_bin() {
   command -v uv && return

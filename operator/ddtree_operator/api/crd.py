@@ -11,6 +11,7 @@ word and shows in the condition Valid.
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
@@ -20,6 +21,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from ddtree_operator.api import names
+from ddtree_operator.api.refusals import PATTERN_WORDS
 from ddtree_operator.api.spec import AnalysisSpec, CanarySpec, DDTreeSpec, EngineSpec, Speculative, Step
 from ddtree_operator.api.status import DDTreeStatus
 
@@ -173,6 +175,8 @@ def structural(node: Schema, defs: dict[str, Schema]) -> Schema:
                 out["enum"] = [value]
             case "default", None:
                 pass
+            case "pattern", str() if value in PATTERN_WORDS:  # a rule, because its message is for people
+                out[RULES] = [{"rule": f"self.matches({json.dumps(value)})", "message": PATTERN_WORDS[value]}]
             case "description", str():
                 out["description"] = " ".join(value.split())
             case _ if key in _SAME:

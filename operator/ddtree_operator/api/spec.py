@@ -13,6 +13,7 @@ PERCENT = r"^[0-9]+(\.[0-9]+)?%$"
 GAIN = r"^\+[0-9]+(\.[0-9]+)?%$"
 SHA256 = r"^[0-9a-f]{64}$"
 DIGEST_REF = r"^[^@\s]+@sha256:[0-9a-f]{64}$"
+TIE_GAP = r"^[0-9]+(\.[0-9]+)?(ulp)?$"
 
 Duration = Annotated[str, Field(pattern=DURATION, min_length=2, max_length=20)]
 Percent = Annotated[str, Field(pattern=PERCENT, max_length=12)]
@@ -62,7 +63,7 @@ class Wheel(Model):
     url: str = Field(
         min_length=1, max_length=1000, description="http(s) address, or a file name under the operator's wheelhouse."
     )
-    sha256: str = Field(pattern=SHA256, description="SHA-256 of the file, 64 hex digits.")
+    sha256: str = Field(pattern=SHA256, max_length=64, description="SHA-256 of the file, 64 hex digits.")
 
 
 class SeriesRef(Model):
@@ -89,7 +90,9 @@ class BuildSpec(Model):
     kernel_wheels: list[Wheel] = Field(
         default_factory=list, max_length=20, description="Kernel wheels, checked against torch and CUDA of the image."
     )
-    base_image: str | None = Field(default=None, pattern=DIGEST_REF, description="repo@sha256:… with Python and torch.")
+    base_image: str | None = Field(
+        default=None, pattern=DIGEST_REF, max_length=600, description="repo@sha256:… with Python and torch."
+    )
     push: Push | None = Field(default=None, description="Where the image goes; the operator's registry if left out.")
     builder: Literal["buildkit", "buildah"] = Field(default="buildkit", description="What runs the build.")
     timeout: Duration = Field(default="30m", description="Longest time a build may take, such as 30m.")
@@ -99,7 +102,9 @@ class EngineSpec(Model):
     """The engine: its image (given, or built), its speculation and its flags."""
 
     kind: Literal["sglang", "vllm"] = Field(default="sglang", description="Engine adapter.")
-    image: str | None = Field(default=None, pattern=DIGEST_REF, description="Ready image by digest; excludes build.")
+    image: str | None = Field(
+        default=None, pattern=DIGEST_REF, max_length=600, description="Ready image by digest; excludes build."
+    )
     build: BuildSpec | None = Field(default=None, description="Build the image in the cluster; excludes image.")
     speculative: Speculative = Field(default_factory=Speculative, description="How tokens are drafted and verified.")
     tensor_parallel: int = Field(default=1, ge=1, le=64, description="GPUs one engine spans (--tp-size).")
@@ -184,7 +189,7 @@ class ParityGate(Model):
     """Greedy outputs compared token by token."""
 
     allow: int = Field(default=0, ge=0, le=1000, description="Unexplained divergences that may pass.")
-    tie_gap: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(ulp)?$", max_length=12)] = Field(
+    tie_gap: Annotated[str, Field(pattern=TIE_GAP, max_length=12)] = Field(
         default="2ulp", description="Top-2 gap up to which a divergence is a tie: bf16 ulps (2ulp) or log-prob (0.01)."
     )
 

@@ -27,6 +27,7 @@ class ActionRequest(BaseModel):
     id: str = Field(min_length=1, max_length=64)
     verb: Verb
     revision: str | None = Field(default=None, description="acts only while this revision is the one in question")
+    to: str | None = Field(default=None, description="undo: number or hash of the revision to go back to")
     by: str = Field(default="", max_length=200)
     reason: str = Field(default="", max_length=500)
     at: str = Field(default="", description="ISO 8601, UTC")

@@ -1,0 +1,82 @@
+"""What the core asks of the edges. Every action is idempotent: doing it again changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddtree_operator.core.facts import Revision
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRevision:
+    """Create or update the ControllerRevision that remembers this revision."""
+
+    revision: Revision
+
+
+@dataclass(frozen=True, slots=True)
+class PruneRevision:
+    """Forget a revision beyond ``rollback.keep``, with its analysis records."""
+
+    revision: Revision
+
+
+@dataclass(frozen=True, slots=True)
+class StartBuild:
+    """Build the image of a revision unless the registry has it or a Job is at it."""
+
+    revision: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyEngines:
+    """Have a Deployment of engines with that many replicas. Its template is written once and then left alone."""
+
+    name: str
+    revision: str
+    baseline: bool
+    replicas: int
+    image: str
+    spec: dict[str, Any]  # the revision's part of the spec, with ``engine.speculative`` as it is to run
+    pins: dict[str, str] = field(default_factory=dict)
+    grace: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteEngines:
+    """Remove a Deployment of engines that no traffic reaches."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyService:
+    """Point the Service at these labels."""
+
+    selector: dict[str, str]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Analyze:
+    """Keep the analysis of this step running; ``baseline`` and ``canary`` are engine set names."""
+
+    revision: str
+    attempt: int
+    step: int
+    baseline: str
+    canary: str
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """A Kubernetes Event on the resource."""
+
+    type: str  # Normal | Warning
+    reason: str
+    message: str
+
+
+Action = SaveRevision | PruneRevision | StartBuild | ApplyEngines | DeleteEngines | ApplyService | Analyze | Emit

@@ -1,0 +1,174 @@
+"""The decision: from spec and observation to actions and status. Called as often as one likes; no I/O, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ddtree_operator.api.names import LABEL_REVISION
+from ddtree_operator.core import report, revisions, rolling
+from ddtree_operator.core.actions import Action, ApplyService, DeleteEngines, Emit, PruneRevision
+from ddtree_operator.core.commands import obey
+from ddtree_operator.core.facts import Observed, Revision
+from ddtree_operator.core.round import Round
+from ddtree_operator.core.units import seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do now, what the status should be, and whether to look again at once."""
+
+    actions: tuple[Action, ...]
+    status: dict[str, Any]
+    again: bool = False
+
+
+def decide(
+    name: str, spec: dict[str, Any], seen: Observed, now: float, *, generation: int, status: dict[str, Any]
+) -> Decision:
+    """One look at one resource.
+
+    ``spec`` and ``status`` are the resource's own, raw; ``now`` is epoch seconds. A spec that does not parse changes
+    nothing that runs: it is reported, and what serves goes on.
+    """
+    try:
+        parsed = revisions.parse(spec)
+        if parsed.traffic.gateway is not None:
+            raise ValueError("spec.traffic.gateway: HTTPRoute traffic is not available yet; leave it out")
+    except ValueError as error:
+        return _invalid(str(error), seen, now, generation, status)
+    r = Round(name=name, spec=parsed, seen=seen, now=now)
+    wanted = r.wanted()
+    serving = r.serving()
+    wanted = obey(r, wanted, serving)
+    _supersede(r, wanted)
+    goal = _goal(r, wanted, serving)
+    if goal is None:
+        r.point_service(r.only(None))
+    elif serving is not None and goal.hash == serving.hash:
+        _steady(r, goal)
+    elif goal.result == "promoted":
+        _restore(r, goal, serving)
+    else:
+        rolling.roll(r, goal, serving)
+    _clean(r, goal, serving)
+    _prune(r, wanted, goal, serving)
+    if wanted.blocked or r.revisions[wanted.hash].blocked:
+        blocked = r.revisions[wanted.hash]
+        if r.report.phase not in {"Degraded", "Promoting"}:
+            r.report.phase = "RolledBack"
+        r.report.message = blocked.reason
+    finished = report.status(r, r.revisions[wanted.hash], serving, generation, status)
+    actions = r.actions + report.events(status, finished)
+    return Decision(tuple(actions), finished, again=r.again or any(not isinstance(a, Emit) for a in actions))
+
+
+def _invalid(message: str, seen: Observed, now: float, generation: int, status: dict[str, Any]) -> Decision:
+    finished = report.invalid(message, now, generation, status)
+    return Decision(tuple(report.events(status, finished)), finished)
+
+
+def _supersede(r: Round, wanted: Revision) -> None:
+    """A new spec replaces whatever rollout was under way."""
+    for rev in list(r.revisions.values()):
+        if rev.hash != wanted.hash and rev.result == "" and rev.number < wanted.number:
+            r.save(rev, result="superseded", reason=f"replaced by revision {wanted.number}", at=r.now)
+        elif rev.hash != wanted.hash and rev.result == "" and rev.progress is not None:
+            r.save(rev, result="superseded", reason=f"the spec went back to revision {wanted.number}", at=r.now)
+
+
+def _goal(r: Round, wanted: Revision, serving: Revision | None) -> Revision | None:
+    """The revision that should serve in the end."""
+    if not wanted.blocked:
+        return wanted
+    chosen = r.revisions.get(wanted.fallback)
+    if chosen is not None and chosen.result == "promoted":
+        return chosen
+    if serving is not None and serving.result == "promoted":
+        return serving
+    return next(iter(r.promoted()), None)
+
+
+def _steady(r: Round, goal: Revision) -> None:
+    """What should serve does: keep it at its size, keep the Service on it."""
+    if goal.result != "promoted":  # the Service was switched, but a crash kept the record from being written
+        goal = r.save(goal, result="promoted", at=r.now, by="operator", reason="every step passed")
+    engines = r.have_engines(goal, r.spec.replicas)
+    r.point_service(r.only(goal))
+    ready = len(engines.ready)
+    r.report.built = ("True", "Built", goal.image)
+    if ready == 0 and r.spec.replicas > 0:
+        r.report.phase = "Degraded"
+        r.report.message = rolling._waiting_for("stable", engines, r.spec.replicas)
+    else:
+        r.report.phase = "Stable"
+        r.report.message = f"revision {goal.number} serves with {ready}/{r.spec.replicas} engines ready"
+
+
+def _restore(r: Round, goal: Revision, serving: Revision | None) -> None:
+    """Back to a revision that was judged before: start it, wait until all of it is ready, then switch."""
+    if serving is not None:
+        r.have_engines(serving, r.spec.replicas)
+    engines = r.have_engines(goal, r.spec.replicas)
+    r.report.phase = "Promoting"
+    if len(engines.ready) < r.spec.replicas:
+        r.report.message = f"going back to revision {goal.number}: " + rolling._waiting_for(
+            "engines", engines, r.spec.replicas
+        )
+        return
+    r.report.message = f"revision {goal.number} takes the traffic again"
+    if not r.point_service(r.only(goal)):
+        r.save(goal, at=r.now)
+        r.emit("Normal", "Restored", f"revision {goal.number} ({goal.hash}) serves again")
+
+
+def _clean(r: Round, goal: Revision | None, serving: Revision | None) -> None:
+    """Remove engine sets that nobody needs, once no traffic can reach them, and never the only healthy one."""
+    goal_now = r.revisions[goal.hash] if goal else None
+    rolling_now = goal_now is not None and goal_now.result == "" and goal_now.progress is not None
+    needed = {rev.hash for rev in (goal_now, serving) if rev is not None and not rev.blocked}
+    if goal_now is not None and goal_now.result == "promoted" and _pointed(r) == goal_now.hash:
+        needed = {goal_now.hash}
+    switching = any(isinstance(a, ApplyService) for a in r.actions)
+    drained = r.now >= r.seen.switched_at + seconds(r.spec.traffic.drain)
+    healthy_elsewhere = any(s.ready for s in r.seen.sets if not s.baseline and s.revision in needed)
+    for engines in r.seen.sets:
+        if engines.baseline:
+            if not (rolling_now and goal_now and engines.revision == goal_now.hash and r.report.baseline != "stable"):
+                r.actions.append(DeleteEngines(engines.name))
+            continue
+        if engines.revision in needed:
+            continue
+        reachable = _pointed(r) in {engines.revision, ""}
+        if reachable or switching or (not drained and _carried_traffic(r, engines.revision)):
+            r.again = r.again or switching
+            continue
+        if engines.ready and not healthy_elsewhere and r.spec.replicas > 0 and needed:
+            continue
+        r.actions.append(DeleteEngines(engines.name))
+
+
+def _pointed(r: Round) -> str:
+    """Revision that the Service selects; "" when it selects several, "none" when there is no Service."""
+    if r.seen.service_selector is None:
+        return "none"
+    return r.seen.service_selector.get(LABEL_REVISION, "")
+
+
+def _carried_traffic(r: Round, hash_: str) -> bool:
+    """False for a canary that never had weight: it holds no requests and may leave at once."""
+    revision = r.revisions.get(hash_)
+    if revision is None or revision.result == "promoted":
+        return True
+    if revision.progress is None:
+        return False
+    passed = r.spec.canary.steps[: revision.progress.step + 1]
+    return any((s.weight or 0) > 0 for s in passed) or r.seen.switched_at > revision.progress.started_at
+
+
+def _prune(r: Round, wanted: Revision, goal: Revision | None, serving: Revision | None) -> None:
+    """Forget the oldest revisions beyond ``rollback.keep``."""
+    fixed = {rev.hash for rev in (wanted, goal, serving) if rev is not None} | {wanted.fallback}
+    others = sorted((x for x in r.revisions.values() if x.hash not in fixed), key=lambda x: -x.number)
+    for rev in others[r.spec.rollback.keep :]:
+        r.actions.append(PruneRevision(rev))

@@ -1,0 +1,30 @@
+"""The one line of an engine's log tail that says why it ended."""
+
+from __future__ import annotations
+
+import re
+
+from ddtree_operator.core.units import clip
+
+_REFUSED = re.compile(r"ddtree(?:-cpu)?: refused: (.+)")
+_ERROR = re.compile(r"\b([A-Z]\w*(?:Error|Exception)|OSError|error)\b\s*:")
+_NOISE = re.compile(r"resource_tracker|KeyError: '/|Killed\b|leaked|SIGQUIT|exit code|^\s*(raise|File|at)\b")
+
+
+def refusal(log_tail: str) -> str:
+    """The engine's own refusal (a failed self-check, an unsupported flag), or ""."""
+    found = _REFUSED.findall(log_tail)
+    return clip(found[-1], 600) if found else ""
+
+
+def error_line(log_tail: str) -> str:
+    """The refusal, else the last line that looks like an error, else the last line. "" for an empty tail."""
+    said = refusal(log_tail)
+    if said:
+        return said
+    lines = [line.strip() for line in log_tail.splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR.search(line) and not _NOISE.search(line)]
+    if errors:
+        return clip(errors[-1], 600)
+    quiet = [line for line in lines if not _NOISE.search(line)]
+    return clip((quiet or lines)[-1], 600) if lines else ""

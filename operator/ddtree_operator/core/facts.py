@@ -1,0 +1,149 @@
+"""What is observed of one DDTreeDeployment. Read by the edges, given to the core as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ddtree_operator.api.actions import ActionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class PodFact:
+    """One engine pod."""
+
+    name: str
+    ip: str = ""
+    node: str = ""
+    ready: bool = False
+    deleting: bool = False
+    restarts: int = 0
+    waiting: str = ""  # container's waiting reason, or Unschedulable
+    message: str = ""  # what the kubelet or the scheduler says about it
+    exit_message: str = ""  # tail of the last exit's log, "" when it never exited
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSet:
+    """One Deployment of engines."""
+
+    name: str
+    revision: str
+    baseline: bool = False
+    replicas: int = 0
+    pods: tuple[PodFact, ...] = ()
+    failure: str = ""  # why the Deployment could not create pods (quota, admission)
+
+    @property
+    def ready(self) -> tuple[PodFact, ...]:
+        """Pods that may receive requests."""
+        return tuple(p for p in self.pods if p.ready and not p.deleting)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a rollout has come; kept on its ControllerRevision so that nothing depends on ``status``."""
+
+    started_at: float
+    since: float  # last time anything moved; the progress deadline counts from here
+    step: int = 0
+    step_since: float = 0.0
+    attempt: int = 0
+    held: bool = False  # paused by a person or by an inconclusive analysis
+    note: str = ""  # why it is held, or what it waits for
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A revision and what became of it. The durable memory of the operator, one ControllerRevision each."""
+
+    hash: str
+    number: int
+    spec: dict[str, Any]
+    image: str = ""
+    result: str = ""  # "" while open | promoted | rolledBack | aborted | superseded | undone
+    reason: str = ""
+    at: float = 0.0
+    by: str = ""
+    attempt: int = 0
+    progress: Progress | None = None
+    pins: dict[str, str] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)  # the verdict that decided: acceptLength, throughput, …
+    fallback: str = ""  # undo: the revision to serve instead
+    handled: str = ""  # id of the last request acted on while this was the wanted revision
+    handled_note: str = ""  # what came of it
+
+    @property
+    def blocked(self) -> bool:
+        """True when it must not run again without retry or a new spec."""
+        return self.result in {"rolledBack", "aborted", "undone"}
+
+    def changed(self, **fields: Any) -> Revision:
+        """A copy with some fields replaced."""
+        return replace(self, **fields)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildFact:
+    """State of the image of the wanted revision."""
+
+    state: str  # none | running | done | failed
+    image: str = ""  # repo@sha256:… when done
+    message: str = ""  # progress, or the sentence that says why it failed
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementFact:
+    """Where the wanted revision can run."""
+
+    fits: bool
+    message: str = ""
+    pins: dict[str, str] = field(default_factory=dict)
+    nodes: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisFact:
+    """Latest verdict of the analysis that belongs to one step of one attempt at a revision."""
+
+    revision: str
+    attempt: int
+    step: int
+    outcome: str  # pass | fail | notYet
+    reason: str = ""
+    started_at: float = 0.0
+    exhausted: bool = False  # maxPairs reached without an outcome
+    summary: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something the spec refers to and that is missing or unusable."""
+
+    reason: str  # CamelCase, for the condition
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything the core looks at."""
+
+    revisions: tuple[Revision, ...] = ()
+    sets: tuple[EngineSet, ...] = ()
+    service_selector: dict[str, str] | None = None  # None: no Service yet
+    switched_at: float = 0.0  # when the selector last changed
+    service_problem: str = ""
+    build: BuildFact | None = None
+    placement: PlacementFact | None = None
+    analysis: AnalysisFact | None = None
+    problems: tuple[Problem, ...] = ()
+    request: ActionRequest | None = None
+
+    def set(self, name: str) -> EngineSet | None:
+        """The engine set of that name."""
+        return next((s for s in self.sets if s.name == name), None)
+
+    def revision(self, hash_: str) -> Revision | None:
+        """The revision of that hash."""
+        return next((r for r in self.revisions if r.hash == hash_), None)

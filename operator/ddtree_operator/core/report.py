@@ -1,0 +1,186 @@
+"""The status: a projection of what is known, never the place where anything is remembered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddtree_operator.api.names import LABEL_DEPLOYMENT, LABEL_POOL
+from ddtree_operator.core.actions import Action, Emit
+from ddtree_operator.core.facts import Revision
+from ddtree_operator.core.round import Round
+from ddtree_operator.core.units import clip, iso
+
+HISTORY = 20  # entries kept in status
+NODES = 50  # rows of the node table kept in status
+
+
+def condition(kind: str, status: str, reason: str, message: str = "") -> dict[str, Any]:
+    """A condition without its times; :func:`_stamp` adds them."""
+    return {"type": kind, "status": status, "reason": reason, "message": clip(message)}
+
+
+def _stamp(new: list[dict[str, Any]], old: list[dict[str, Any]], now: float, generation: int) -> list[dict[str, Any]]:
+    """Times change only when a condition's status does."""
+    before = {c.get("type"): c for c in old}
+    out = []
+    for c in new:
+        was = before.get(c["type"], {})
+        at = was.get("lastTransitionTime") if was.get("status") == c["status"] else None
+        out.append({**c, "lastTransitionTime": at or iso(now), "observedGeneration": generation})
+    return out
+
+
+def _speculative(rev: Revision) -> str:
+    spec = rev.spec.get("engine", {}).get("speculative", {})
+    algorithm = str(spec.get("algorithm", "DDTREE"))
+    return f"{algorithm}/{spec['budget']}" if spec.get("budget") else algorithm
+
+
+def _short(value: Any) -> str:
+    return f"{value:.2f}" if isinstance(value, int | float) else ""
+
+
+def _history(r: Round) -> list[dict[str, Any]]:
+    rows = []
+    for rev in sorted(r.revisions.values(), key=lambda x: x.number)[-HISTORY:]:
+        row: dict[str, Any] = {
+            "revision": rev.hash,
+            "number": rev.number,
+            "result": rev.result or "inProgress",
+            "algorithm": _speculative(rev),
+        }
+        optional = {
+            "reason": clip(rev.reason, 300),
+            "at": iso(rev.at) if rev.at else "",
+            "by": rev.by,
+            "image": rev.image,
+            "acceptLength": _short(rev.summary.get("acceptLength")),
+            "throughput": _short(rev.summary.get("throughput")),
+            "verdictDigest": rev.summary.get("digest", ""),
+        }
+        rows.append(row | {k: v for k, v in optional.items() if v})
+    return rows
+
+
+def _brief(rev: Revision) -> dict[str, Any]:
+    out = {"revision": rev.hash, "number": rev.number, "algorithm": _speculative(rev)}
+    if rev.image:
+        out["image"] = rev.image
+    accept = _short(rev.summary.get("acceptLength"))
+    return out | ({"acceptLength": accept} if accept else {})
+
+
+def _analysis(r: Round, wanted: Revision) -> dict[str, Any]:
+    found = r.seen.analysis
+    if found is not None and found.revision == wanted.hash and found.attempt == wanted.attempt:
+        return {"outcome": found.outcome, "reason": clip(found.reason), **found.summary.get("view", {})}
+    if wanted.summary.get("view"):
+        view: dict[str, Any] = wanted.summary["view"]
+        return {"outcome": wanted.summary.get("outcome", ""), "reason": clip(wanted.summary.get("reason", "")), **view}
+    return {}
+
+
+def status(
+    r: Round, wanted: Revision, serving: Revision | None, generation: int, old: dict[str, Any]
+) -> dict[str, Any]:
+    """The whole status, ready to be written where it differs from ``old``."""
+    rep = r.report
+    serving = r.revisions.get(serving.hash) if serving else None
+    engines = r.engines_of(serving) if serving else None
+    ready = len(engines.ready) if engines else 0
+    problems = [(p.reason, p.message) for p in r.seen.problems] if wanted.result == "" else []
+    valid = (
+        condition("Valid", "False", problems[0][0], problems[0][1]) if problems else condition("Valid", "True", "Valid")
+    )
+    rolling_now = rep.phase in {"Building", "Placing", "Starting", "Analyzing", "Paused", "Promoting", "Pending"}
+    progressing = "True" if rolling_now else "False"
+    verdict = rep.verdict
+    if verdict[0] == "Unknown" and wanted.summary.get("outcome"):
+        passed = wanted.summary["outcome"] == "pass"
+        verdict = ("True" if passed else "False", "Passed" if passed else "Failed", wanted.summary.get("reason", ""))
+    conditions = [
+        valid,
+        condition("Built", *rep.built),
+        condition("Placed", *rep.placed),
+        condition(
+            "Ready",
+            "True" if ready and ready >= r.spec.replicas else "False",
+            "EnginesReady" if ready and ready >= r.spec.replicas else "EnginesNotReady",
+            f"{ready}/{r.spec.replicas} engines ready",
+        ),
+        condition("Progressing", progressing, rep.phase, rep.message if rolling_now else ""),
+        condition("Verdict", *verdict),
+    ]
+    out: dict[str, Any] = {
+        "phase": rep.phase,
+        "message": rep.message,
+        "observedGeneration": generation,
+        "revision": wanted.hash,
+        "step": rep.step,
+        "weight": rep.weight,
+        "replicas": engines.replicas if engines else 0,
+        "readyReplicas": ready,
+        "selector": f"{LABEL_DEPLOYMENT}={r.name},{LABEL_POOL}=serving",
+        "conditions": _stamp(conditions, old.get("conditions", []), r.now, generation),
+        "history": _history(r),
+    }
+    if serving is not None:
+        out["stable"] = _brief(serving)
+        out["acceptLength"] = _short(serving.summary.get("acceptLength"))
+    if rep.canary and rolling_now and (wanted.progress is not None):
+        canary = r.revisions[rep.canary]
+        out["canary"] = _brief(canary) | {
+            "step": rep.step,
+            "stepIndex": wanted.progress.step,
+            "stepCount": len(r.spec.canary.steps),
+            "startedAt": iso(wanted.progress.started_at),
+        }
+        if rep.baseline:
+            stable = serving.hash if serving and rep.baseline == "stable" else wanted.hash
+            out["baseline"] = {"kind": rep.baseline, "revision": stable}
+    analysis = _analysis(r, wanted)
+    if analysis:
+        out["analysis"] = analysis
+    blocked = [
+        {"revision": x.hash, "number": x.number, "result": x.result, "reason": clip(x.reason, 300), "at": iso(x.at)}
+        for x in sorted(r.revisions.values(), key=lambda x: x.number)[-HISTORY:]
+        if x.blocked
+    ]
+    if blocked:
+        out["blocked"] = blocked
+    if r.seen.placement is not None:
+        out["nodes"] = list(r.seen.placement.nodes)[:NODES]
+    if wanted.pins:
+        out["pinned"] = [f"{k}={v}" for k, v in sorted(wanted.pins.items())]
+    if wanted.handled:
+        request = r.seen.request
+        who = {"verb": str(request.verb), "by": request.by} if request and request.id == wanted.handled else {}
+        out["lastAction"] = {"id": wanted.handled, "result": wanted.handled_note, **who}
+    return out
+
+
+def invalid(message: str, now: float, generation: int, old: dict[str, Any]) -> dict[str, Any]:
+    """Status for a spec that does not parse: everything else stays as it was."""
+    kept = [c for c in old.get("conditions", []) if c.get("type") != "Valid"]
+    bad = _stamp([condition("Valid", "False", "InvalidSpec", message)], old.get("conditions", []), now, generation)
+    return {
+        **old,
+        "phase": "Invalid",
+        "message": clip(message),
+        "observedGeneration": generation,
+        "conditions": bad + kept,
+    }
+
+
+def events(old: dict[str, Any], new: dict[str, Any]) -> list[Action]:
+    """Events for conditions that turned bad, or are bad for another reason than before."""
+    before = {c.get("type"): (c.get("status"), c.get("reason")) for c in old.get("conditions", [])}
+    out: list[Action] = []
+    for c in new.get("conditions", []):
+        watched = (c["type"], c["reason"]) in {
+            ("Valid", c["reason"] if c["status"] == "False" else ""),
+            ("Placed", "NoNodeFits"),
+        }
+        if watched and before.get(c["type"]) != (c["status"], c["reason"]):
+            out.append(Emit("Warning", c["reason"], c["message"]))
+    return out

@@ -1,0 +1,59 @@
+"""What makes a revision: the part of the spec that changes what an engine computes or where it runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from pydantic import ValidationError
+
+from ddtree_operator.api.spec import Algorithm, DDTreeSpec, Speculative
+
+# Fields whose change needs a new canary. Replicas, canary policy, traffic and rollback settings do not.
+REVISION_FIELDS = ("model", "drafter", "engine", "placement")
+
+
+def revision_part(spec: DDTreeSpec) -> dict[str, Any]:
+    """The fields that make the revision, without defaults: an operator with new defaults keeps old hashes."""
+    full = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return {k: full[k] for k in REVISION_FIELDS if k in full}
+
+
+def revision_hash(spec: DDTreeSpec) -> str:
+    """Ten hex digits over :func:`revision_part`."""
+    text = json.dumps(revision_part(spec), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def engine_set_name(deployment: str, revision: str, *, baseline: bool = False) -> str:
+    """Name of the Deployment that runs a revision, or of its dedicated baseline."""
+    return f"{deployment}-base-{revision}" if baseline else f"{deployment}-{revision}"
+
+
+def baseline_speculative(spec: DDTreeSpec) -> Speculative:
+    """What a dedicated baseline runs: as the spec says, or plain decoding where that would equal the canary."""
+    wanted = spec.baseline.speculative
+    if wanted == spec.engine.speculative:
+        return Speculative(algorithm=Algorithm.NONE)
+    return wanted
+
+
+def sentence(error: ValidationError) -> str:
+    """One sentence for a refused spec: where, and what is wrong; the first problem leads, others are counted."""
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    where = ".".join(["spec", *(str(x) for x in first["loc"])])
+    words = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        words = "unknown field; remove it or correct its name"
+    more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{where}: {words}{more}"
+
+
+def parse(raw: dict[str, Any]) -> DDTreeSpec:
+    """The spec as a model. Raises ValueError with one sentence."""
+    try:
+        return DDTreeSpec.model_validate(raw)
+    except ValidationError as error:
+        raise ValueError(sentence(error)) from None

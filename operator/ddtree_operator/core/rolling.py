@@ -1,0 +1,339 @@
+"""A revision on its way from spec to promotion: build, place, start, steps, promote, or roll back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ddtree_operator.api.spec import Step
+from ddtree_operator.core.actions import Analyze, StartBuild
+from ddtree_operator.core.engine_errors import error_line, refusal
+from ddtree_operator.core.facts import EngineSet, Progress, Revision
+from ddtree_operator.core.revisions import baseline_speculative
+from ddtree_operator.core.round import Round
+from ddtree_operator.core.units import clip, seconds
+
+CRASHES = 3  # restarts of one engine after which it counts as looping; a refusal counts at once
+
+
+def roll(r: Round, revision: Revision, stable: Revision | None) -> None:
+    """Take the next step of a rollout. ``stable`` serves meanwhile, None on a first rollout."""
+    if revision.progress is None:
+        revision = r.save(revision, progress=Progress(started_at=r.now, since=r.now, step_since=r.now))
+        r.emit("Normal", "RolloutStarted", f"revision {revision.number} ({revision.hash}) started")
+    r.report.canary = revision.hash
+    if r.seen.problems:
+        first = r.seen.problems[0]
+        r.report.phase, r.report.message = "Pending", first.message
+        return
+    if not _image(r, revision) or not _placed(r, revision):
+        return
+    revision = r.revisions[revision.hash]
+    if not revision.image or r.again:
+        return
+    canary, baseline = _engines(r, revision, stable)
+    if _crashed(r, revision, canary, "canary") or (baseline.baseline and _crashed(r, revision, baseline, "baseline")):
+        return
+    progress = revision.progress
+    assert progress is not None
+    if progress.step >= len(r.spec.canary.steps):
+        _promote(r, revision, canary)
+        return
+    if r.spec.paused or progress.held:
+        r.report.phase = "Paused"
+        r.report.message = progress.note or "spec.paused is true"
+        _describe(r, progress)
+        return
+    if not _started(r, revision, canary, baseline):
+        return
+    _step(r, revision, canary, baseline, stable)
+
+
+def roll_back(r: Round, revision: Revision, reason: str, *, result: str = "rolledBack", by: str = "operator") -> None:
+    """Block the revision and say why; the next look tears its engines down."""
+    if r.report.verdict[0] == "Unknown":
+        r.report.verdict = ("False", "RolledBack", clip(reason))
+    r.save(revision, result=result, reason=clip(reason), at=r.now, by=by)
+    r.emit("Warning", "RolledBack" if result == "rolledBack" else result.capitalize(), clip(reason))
+    r.report.phase, r.report.message = "RolledBack", clip(reason)
+
+
+def _moved(r: Round, revision: Revision, **fields: object) -> Revision:
+    """Record that something moved, so that the progress deadline starts anew."""
+    assert revision.progress is not None
+    return r.save(revision, progress=replace(revision.progress, since=r.now), **fields)
+
+
+def _late(r: Round, revision: Revision, what: str) -> bool:
+    """Roll back when nothing moved for the progress deadline."""
+    assert revision.progress is not None
+    limit = seconds(r.spec.rollback.progress_deadline)
+    if r.now - revision.progress.since <= limit:
+        return False
+    roll_back(r, revision, f"no progress for {r.spec.rollback.progress_deadline}: {what}")
+    return True
+
+
+def _image(r: Round, revision: Revision) -> bool:
+    """True when the revision's image is known by digest."""
+    given = r.spec.engine.image
+    if given:
+        r.report.built = ("True", "ImageGiven", given)
+        if revision.image != given:
+            _moved(r, revision, image=given)
+        return True
+    if revision.image:
+        r.report.built = ("True", "Built", revision.image)
+        return True
+    build = r.seen.build
+    if build is not None and build.state == "done":
+        _moved(r, revision, image=build.image)
+        r.report.built = ("True", "Built", build.image)
+        r.emit("Normal", "Built", f"engine image {build.image}")
+        return True
+    if build is not None and build.state == "failed":
+        r.report.built = ("False", "BuildFailed", clip(build.message))
+        roll_back(r, revision, f"build failed: {build.message}")
+        return False
+    r.report.phase = "Building"
+    r.report.message = (build.message if build else "") or "the engine image is being built"
+    r.report.built = ("False", "Building", r.report.message)
+    if build is None or build.state == "none":
+        r.actions.append(StartBuild(revision.hash, revision.attempt))
+    if r.spec.engine.build and r.now - _since(revision) > seconds(r.spec.engine.build.timeout) + 60:
+        roll_back(r, revision, f"build failed: not done after {r.spec.engine.build.timeout}")
+    return False
+
+
+def _since(revision: Revision) -> float:
+    return revision.progress.since if revision.progress else 0.0
+
+
+def _placed(r: Round, revision: Revision) -> bool:
+    """True when nodes fit; the choice is remembered so that a restart keeps it."""
+    place = r.seen.placement
+    if place is None:
+        return True
+    if not place.fits:
+        r.report.phase, r.report.message = "Placing", clip(place.message)
+        r.report.placed = ("False", "NoNodeFits", clip(place.message))
+        _late(r, r.revisions[revision.hash], place.message)
+        return False
+    r.report.placed = ("True", "Placed", clip(place.message))
+    current = r.revisions[revision.hash]
+    if place.pins != current.pins:
+        _moved(r, current, pins=place.pins)
+    return True
+
+
+def _engines(r: Round, revision: Revision, stable: Revision | None) -> tuple[EngineSet, EngineSet]:
+    """Canary and baseline, side by side."""
+    canary = r.have_engines(revision, _canary_replicas(r, revision, stable))
+    if stable is not None and r.spec.baseline.from_ == "stable":
+        r.report.baseline = "stable"
+        return canary, r.have_engines(stable, r.spec.replicas)
+    r.report.baseline = "dedicated"
+    speculative = baseline_speculative(r.spec).model_dump(mode="json", by_alias=True, exclude_none=True)
+    spec = {**revision.spec, "engine": {**revision.spec.get("engine", {}), "speculative": speculative}}
+    if stable is not None:
+        r.have_engines(stable, r.spec.replicas)
+    return canary, r.have_engines(revision, 1, baseline=True, spec=spec)
+
+
+def _canary_replicas(r: Round, revision: Revision, stable: Revision | None) -> int:
+    """Canary size: its own, more where the current weight needs it, all of them once every step is done."""
+    assert revision.progress is not None
+    if revision.progress.step >= len(r.spec.canary.steps):
+        return r.spec.replicas
+    weight = _weight(r.spec.canary.steps, revision.progress.step)
+    if stable is None or weight == 0:
+        return r.spec.canary.replicas
+    if weight >= 100:
+        return max(r.spec.canary.replicas, r.spec.replicas)
+    share = round(r.spec.replicas * weight / (100 - weight))
+    return max(r.spec.canary.replicas, min(share, r.spec.replicas))
+
+
+def _weight(steps: list[Step], index: int) -> int:
+    """The weight in force at a step: the last one set up to and including it."""
+    return next((s.weight for s in reversed(steps[: index + 1]) if s.weight is not None), 0)
+
+
+def _crashed(r: Round, revision: Revision, engines: EngineSet, who: str) -> bool:
+    """Roll back for an engine that refuses to serve or keeps crashing, in its own words."""
+    for pod in engines.pods:
+        said = refusal(pod.exit_message)
+        if said:
+            roll_back(r, revision, f"the {who} engine refused to serve: {said}")
+            return True
+        if pod.restarts >= CRASHES and not pod.ready:
+            line = error_line(pod.exit_message) or pod.message or "it left no message"
+            code = f" (exit code {pod.exit_code})" if pod.exit_code is not None else ""
+            roll_back(r, revision, f"the {who} engine crashed {pod.restarts} times{code}: {line}")
+            return True
+    return False
+
+
+def _started(r: Round, revision: Revision, canary: EngineSet, baseline: EngineSet) -> bool:
+    """True when both sides are ready to be measured."""
+    short = [
+        (who, engines, need)
+        for who, engines, need in (
+            ("canary", canary, canary.replicas),
+            ("baseline", baseline, min(1, baseline.replicas)),
+        )
+        if len(engines.ready) < need
+    ]
+    if not short:
+        return True
+    r.report.phase = "Starting"
+    r.report.message = "; ".join(_waiting_for(*item) for item in short)
+    assert revision.progress is not None
+    _describe(r, revision.progress)
+    _late(r, revision, r.report.message)
+    return False
+
+
+def _waiting_for(who: str, engines: EngineSet, need: int) -> str:
+    text = f"{who}: {len(engines.ready)}/{need} engines ready"
+    if engines.failure:
+        return f"{text}, {clip(engines.failure, 300)}"
+    for pod in engines.pods:
+        line = error_line(pod.exit_message)
+        if pod.restarts and line:
+            return f"{text}, restarted {pod.restarts} times: {clip(line, 300)}"
+        if pod.message:
+            return f"{text}, {pod.waiting}: {clip(pod.message, 300)}"
+    return text
+
+
+def _describe(r: Round, progress: Progress) -> None:
+    """Fill in the step column."""
+    steps = r.spec.canary.steps
+    if progress.step < len(steps):
+        step = steps[progress.step]
+        kind = "weight" if step.weight is not None else "pause" if step.pause is not None else "analysis"
+        r.report.step = f"{progress.step + 1}/{len(steps)} {kind}"
+    else:
+        r.report.step = f"{len(steps)}/{len(steps)} promote"
+    r.report.weight = _weight(steps, min(progress.step, len(steps) - 1))
+
+
+def _advance(r: Round, revision: Revision, **fields: object) -> None:
+    progress = revision.progress
+    assert progress is not None
+    r.save(
+        revision,
+        progress=replace(progress, step=progress.step + 1, step_since=r.now, since=r.now, held=False, note=""),
+        **fields,
+    )
+
+
+def _hold(r: Round, revision: Revision, note: str) -> None:
+    assert revision.progress is not None
+    r.save(revision, progress=replace(revision.progress, held=True, note=clip(note)))
+    r.emit("Warning", "Paused", clip(note))
+    r.report.phase, r.report.message = "Paused", clip(note)
+
+
+def _step(r: Round, revision: Revision, canary: EngineSet, baseline: EngineSet, stable: Revision | None) -> None:
+    progress = revision.progress
+    assert progress is not None
+    _describe(r, progress)
+    step = r.spec.canary.steps[progress.step]
+    if not _traffic(r, revision, stable):
+        return
+    if step.weight is not None:
+        r.report.phase = "Analyzing"
+        _advance(r, revision)
+    elif step.pause is not None:
+        _pause(r, revision, step)
+    else:
+        _analyse(r, revision, canary, baseline)
+
+
+def _pause(r: Round, revision: Revision, step: Step) -> None:
+    assert revision.progress is not None
+    assert step.pause is not None
+    r.report.phase = "Paused"
+    if step.pause.duration is None:
+        r.report.message = "waiting for promote"
+        return
+    left = seconds(step.pause.duration) - (r.now - revision.progress.step_since)
+    r.report.message = f"pause of {step.pause.duration}"
+    if left <= 0:
+        _advance(r, revision)
+
+
+def _traffic(r: Round, revision: Revision, stable: Revision | None) -> bool:
+    """Give the canary the weight of this step; True once it is so."""
+    assert revision.progress is not None
+    weight = _weight(r.spec.canary.steps, revision.progress.step)
+    if stable is None:
+        return r.point_service(r.only(None)) or True
+    if weight == 0:
+        return r.point_service(r.only(stable))
+    if weight >= 100:
+        return r.point_service(r.only(revision))
+    strangers = [s.name for s in r.seen.sets if not s.baseline and s.revision not in {stable.hash, revision.hash}]
+    if strangers:
+        r.report.phase, r.report.message = "Starting", f"waiting for {', '.join(strangers)} to leave"
+        return False
+    return r.point_service(r.shared())
+
+
+def _analyse(r: Round, revision: Revision, canary: EngineSet, baseline: EngineSet) -> None:
+    progress = revision.progress
+    assert progress is not None
+    r.report.phase = "Analyzing"
+    found = r.seen.analysis
+    if found is None or (found.revision, found.attempt, found.step) != (revision.hash, revision.attempt, progress.step):
+        r.actions.append(Analyze(revision.hash, revision.attempt, progress.step, baseline.name, canary.name))
+        r.report.message = "sending prompts to baseline and canary in pairs"
+        return
+    r.report.message = clip(found.reason)
+    if found.outcome == "pass":
+        r.report.verdict = ("True", "Passed", clip(found.reason))
+        r.emit("Normal", "AnalysisPassed", clip(found.reason))
+        _advance(r, revision, summary=found.summary)
+        return
+    if found.outcome == "fail":
+        r.report.verdict = ("False", "Failed", clip(found.reason))
+        failed = r.save(revision, summary=found.summary)
+        roll_back(r, failed, f"analysis failed: {found.reason}")
+        return
+    r.report.verdict = ("Unknown", "NotYet", clip(found.reason))
+    r.actions.append(Analyze(revision.hash, revision.attempt, progress.step, baseline.name, canary.name))
+    policy = r.spec.canary.analysis
+    late = r.now - progress.step_since > seconds(policy.deadline)
+    if not (late or found.exhausted):
+        return
+    why = "all pairs are used up" if found.exhausted and not late else f"no verdict within {policy.deadline}"
+    _inconclusive(r, revision, f"{why}: {found.reason}")
+
+
+def _inconclusive(r: Round, revision: Revision, why: str) -> None:
+    policy = r.spec.canary.analysis
+    if policy.on_inconclusive == "rollback":
+        roll_back(r, revision, f"analysis inconclusive, {why}")
+    elif policy.on_inconclusive == "promote":
+        note = f"analysis inconclusive ({why}), passed over because: {policy.on_inconclusive_reason}"
+        r.emit("Warning", "InconclusivePassedOver", clip(note))
+        _advance(r, revision)
+    else:
+        _hold(r, revision, f"analysis inconclusive, {why}; ddtreectl rollout promote, abort or retry decides")
+
+
+def _promote(r: Round, revision: Revision, canary: EngineSet) -> None:
+    """Every step is done: grow the canary to full size, then point the Service at it. What was measured stays."""
+    assert revision.progress is not None
+    _describe(r, revision.progress)
+    r.report.phase = "Promoting"
+    need = r.spec.replicas
+    if len(canary.ready) < need:
+        r.report.message = _waiting_for("canary", canary, need)
+        _late(r, revision, r.report.message)
+        return
+    r.report.message = f"revision {revision.number} takes the traffic"
+    r.point_service(r.only(revision))
+    r.save(revision, result="promoted", at=r.now, by="operator", reason="every step passed")
+    r.emit("Normal", "Promoted", f"revision {revision.number} ({revision.hash}) serves")

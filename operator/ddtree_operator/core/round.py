@@ -1,0 +1,135 @@
+"""One look at one resource: working copies, and the helpers that every part of the decision uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddtree_operator.api.names import LABEL_DEPLOYMENT, LABEL_POOL, LABEL_REVISION
+from ddtree_operator.api.spec import DDTreeSpec
+from ddtree_operator.core.actions import Action, ApplyEngines, ApplyService, Emit, SaveRevision
+from ddtree_operator.core.facts import EngineSet, Observed, Revision
+from ddtree_operator.core.revisions import engine_set_name, revision_hash, revision_part
+from ddtree_operator.core.units import seconds
+
+
+@dataclass(slots=True)
+class Report:
+    """What the status will say."""
+
+    phase: str = "Pending"
+    message: str = ""
+    step: str = ""
+    weight: int = 0
+    built: tuple[str, str, str] = ("Unknown", "NotNeeded", "")
+    placed: tuple[str, str, str] = ("Unknown", "NotNeeded", "")
+    verdict: tuple[str, str, str] = ("Unknown", "NoAnalysis", "")
+    canary: str = ""  # revision hash of the canary in progress
+    baseline: str = ""  # stable | dedicated | ""
+
+
+@dataclass(slots=True)
+class Round:
+    """State of one decision. ``revisions`` are working copies; whatever changes is also an action."""
+
+    name: str
+    spec: DDTreeSpec
+    seen: Observed
+    now: float
+    revisions: dict[str, Revision] = field(default_factory=dict)
+    actions: list[Action] = field(default_factory=list)
+    report: Report = field(default_factory=Report)
+    again: bool = False  # something changed that deserves another look at once
+
+    def __post_init__(self) -> None:
+        self.revisions = {r.hash: r for r in self.seen.revisions}
+
+    # revisions -----------------------------------------------------------------------------------------------------
+
+    def save(self, revision: Revision, **fields: Any) -> Revision:
+        """Change a revision, in the working copy and in the cluster."""
+        changed = revision.changed(**fields)
+        self.revisions[changed.hash] = changed
+        self.actions = [
+            a for a in self.actions if not (isinstance(a, SaveRevision) and a.revision.hash == changed.hash)
+        ]
+        self.actions.append(SaveRevision(changed))
+        self.again = True
+        return changed
+
+    def wanted(self) -> Revision:
+        """The revision of the spec as it stands; made when it is new, reopened when it had been superseded."""
+        hash_ = revision_hash(self.spec)
+        known = self.revisions.get(hash_)
+        if known is None:
+            number = max((r.number for r in self.revisions.values()), default=0) + 1
+            return self.save(Revision(hash=hash_, number=number, spec=revision_part(self.spec)))
+        if known.result == "superseded":
+            return self.save(known, result="", reason="", attempt=known.attempt + 1, progress=None)
+        return known
+
+    def promoted(self) -> list[Revision]:
+        """Revisions that served once and are not blocked, latest promotion first."""
+        return sorted((r for r in self.revisions.values() if r.result == "promoted"), key=lambda r: (-r.at, -r.number))
+
+    def serving(self) -> Revision | None:
+        """The revision that the Service points at; without that, the last one promoted."""
+        pointed = (self.seen.service_selector or {}).get(LABEL_REVISION, "")
+        found = self.revisions.get(pointed)
+        if found is not None and self.engines_of(found) is not None:
+            return found
+        return next(iter(self.promoted()), None)
+
+    # engines -------------------------------------------------------------------------------------------------------
+
+    def engines_of(self, revision: Revision, *, baseline: bool = False) -> EngineSet | None:
+        """The engine set of a revision, when it exists."""
+        return self.seen.set(engine_set_name(self.name, revision.hash, baseline=baseline))
+
+    def have_engines(
+        self, revision: Revision, replicas: int, *, baseline: bool = False, spec: dict[str, Any] | None = None
+    ) -> EngineSet:
+        """Ask for an engine set, and return what there is of it."""
+        name = engine_set_name(self.name, revision.hash, baseline=baseline)
+        existing = self.seen.set(name)
+        if existing is None or existing.replicas != replicas:
+            self.actions.append(
+                ApplyEngines(
+                    name=name,
+                    revision=revision.hash,
+                    baseline=baseline,
+                    replicas=replicas,
+                    image=revision.image,
+                    spec=spec or revision.spec,
+                    pins=revision.pins,
+                    grace=seconds(self.spec.traffic.drain),
+                )
+            )
+        return existing or EngineSet(name=name, revision=revision.hash, baseline=baseline, replicas=replicas)
+
+    # traffic -------------------------------------------------------------------------------------------------------
+
+    def only(self, revision: Revision | None) -> dict[str, str]:
+        """Selector of one revision's serving pods; of nothing when there is none yet."""
+        return {
+            LABEL_DEPLOYMENT: self.name,
+            LABEL_POOL: "serving",
+            LABEL_REVISION: revision.hash if revision else "none",
+        }
+
+    def shared(self) -> dict[str, str]:
+        """Selector of every serving pod: stable and canary share by number of replicas."""
+        return {LABEL_DEPLOYMENT: self.name, LABEL_POOL: "serving"}
+
+    def point_service(self, selector: dict[str, str]) -> bool:
+        """Ask for this selector; True when it is already so."""
+        if self.seen.service_selector == selector:
+            return True
+        self.actions.append(ApplyService(selector=selector, at=self.now))
+        return False
+
+    # words ---------------------------------------------------------------------------------------------------------
+
+    def emit(self, type_: str, reason: str, message: str) -> None:
+        """An Event."""
+        self.actions.append(Emit(type_, reason, message))

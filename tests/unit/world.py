@@ -1,0 +1,251 @@
+"""A simulated cluster with a simulated clock: carries out the core's actions, and can stop after any of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ddtree_operator.api.actions import ActionRequest, Verb
+from ddtree_operator.api.names import LABEL_POOL, LABEL_REVISION
+from ddtree_operator.core.actions import (
+    Action,
+    Analyze,
+    ApplyEngines,
+    ApplyService,
+    DeleteEngines,
+    Emit,
+    PruneRevision,
+    SaveRevision,
+    StartBuild,
+)
+from ddtree_operator.core.decide import Decision, decide
+from ddtree_operator.core.facts import (
+    AnalysisFact,
+    BuildFact,
+    EngineSet,
+    Observed,
+    PlacementFact,
+    PodFact,
+    Problem,
+    Revision,
+)
+
+
+@dataclass
+class Running:
+    """A Deployment as the simulation keeps it."""
+
+    action: ApplyEngines
+    replicas: int
+    since: float
+
+
+@dataclass
+class World:
+    """What the API server, the kubelet, the builder and the engines would do."""
+
+    spec: dict[str, Any]
+    start_seconds: float = 20.0
+    build_seconds: float = 30.0
+    analysis_seconds: float = 60.0
+    verdict: Callable[[str], tuple[str, str]] = lambda revision: ("pass", "fine")
+    build_error: str = ""
+    crash: dict[str, str] = field(default_factory=dict)  # engine set name -> log tail
+    placement: PlacementFact | None = None
+    problems: tuple[Problem, ...] = ()
+    now: float = 1_000_000.0
+    generation: int = 1
+    revisions: dict[str, Revision] = field(default_factory=dict)
+    sets: dict[str, Running] = field(default_factory=dict)
+    selector: dict[str, str] | None = None
+    switched_at: float = 0.0
+    builds: dict[tuple[str, int], float] = field(default_factory=dict)
+    images: set[str] = field(default_factory=set)
+    analyses: dict[tuple[str, int, int], float] = field(default_factory=dict)
+    request: ActionRequest | None = None
+    status: dict[str, Any] = field(default_factory=dict)
+    events: list[Emit] = field(default_factory=list)
+    writes: int = 0
+    served: bool = False
+    outages: list[str] = field(default_factory=list)
+
+    # observation ---------------------------------------------------------------------------------------------------
+
+    def _set(self, name: str, run: Running) -> EngineSet:
+        pods = []
+        up = self.now - run.since >= self.start_seconds
+        for i in range(run.replicas):
+            tail = self.crash.get(name, "")
+            pods.append(
+                PodFact(
+                    name=f"{name}-{i}",
+                    ip="10.0.0.1",
+                    ready=up and not tail,
+                    restarts=int((self.now - run.since) // 20) if tail else 0,
+                    exit_message=tail,
+                    exit_code=1 if tail else None,
+                )
+            )
+        return EngineSet(name, run.action.revision, run.action.baseline, run.replicas, tuple(pods))
+
+    def observed(self) -> Observed:
+        """What the edges would read now."""
+        newest = max(self.revisions.values(), key=lambda r: r.number, default=None)
+        build = None
+        if newest is not None:
+            key = (newest.hash, newest.attempt)
+            if newest.hash in self.images:
+                build = BuildFact("done", image=f"r/e@sha256:{newest.hash:0<64}")
+            elif key in self.builds:
+                done = self.now - self.builds[key] >= self.build_seconds
+                if not done:
+                    build = BuildFact("running", message="step 3/6")
+                elif self.build_error:
+                    build = BuildFact("failed", message=self.build_error)
+                else:
+                    self.images.add(newest.hash)
+                    build = BuildFact("done", image=f"r/e@sha256:{newest.hash:0<64}")
+            else:
+                build = BuildFact("none")
+        analysis = None
+        for (hash_, attempt, step), began in self.analyses.items():
+            current = self.revisions.get(hash_)
+            if current is None or current.attempt != attempt or current.progress is None:
+                continue
+            if current.progress.step != step:
+                continue
+            done = self.now - began >= self.analysis_seconds
+            outcome, reason = self.verdict(hash_) if done else ("notYet", "3 pairs")
+            analysis = AnalysisFact(hash_, attempt, step, outcome, reason, began, summary={"acceptLength": 2.5})
+        return Observed(
+            revisions=tuple(self.revisions.values()),
+            sets=tuple(self._set(n, s) for n, s in self.sets.items()),
+            service_selector=self.selector,
+            switched_at=self.switched_at,
+            build=build,
+            placement=self.placement,
+            analysis=analysis,
+            problems=self.problems,
+            request=self.request,
+        )
+
+    # actions -------------------------------------------------------------------------------------------------------
+
+    def apply(self, action: Action) -> None:
+        """One write, as the API server would take it."""
+        if not isinstance(action, Emit | Analyze):
+            self.writes += 1
+        match action:
+            case SaveRevision(revision):
+                self.revisions[revision.hash] = revision
+            case PruneRevision(revision):
+                self.revisions.pop(revision.hash, None)
+            case StartBuild(revision, attempt):
+                self.builds.setdefault((revision, attempt), self.now)
+            case ApplyEngines():
+                running = self.sets.get(action.name)
+                if running is None:
+                    self.sets[action.name] = Running(action, action.replicas, self.now)
+                else:
+                    running.replicas = action.replicas
+            case DeleteEngines(name):
+                self.sets.pop(name, None)
+            case ApplyService(selector, at):
+                self.selector, self.switched_at = selector, at
+            case Analyze(revision, attempt, step, _, _):
+                self.analyses.setdefault((revision, attempt, step), self.now)
+            case Emit():
+                self.events.append(action)
+
+    def decide(self) -> Decision:
+        """The core's decision about the present moment."""
+        return decide("m", self.spec, self.observed(), self.now, generation=self.generation, status=self.status)
+
+    def tick(self, seconds: float = 5.0, stop_after: int | None = None) -> None:
+        """Decide and act until quiet, then let time pass. ``stop_after`` crashes after that many writes."""
+        left = stop_after
+        for _ in range(60):
+            decision = self.decide()
+            for action in decision.actions:
+                self.apply(action)
+                self._watch()
+                if left is not None and not isinstance(action, Emit | Analyze):
+                    left -= 1
+                    if left < 0:
+                        self.now += seconds
+                        return
+            self.status = decision.status
+            if not decision.again:
+                break
+        else:
+            raise AssertionError(f"never quiet: {[type(a).__name__ for a in decision.actions]}")
+        self.now += seconds
+        self._watch()
+
+    def _watch(self) -> None:
+        """Once something served, something ready must always be selected, unless every engine crashed by itself."""
+        if self.selector is None:
+            return
+        reached = [
+            pod
+            for name, run in self.sets.items()
+            for pod in self._set(name, run).ready
+            if not run.action.baseline
+            and self.selector.get(LABEL_REVISION, run.action.revision) == run.action.revision
+            and self.selector.get(LABEL_POOL) == "serving"
+        ]
+        self.served = self.served or bool(reached)
+        if self.served and not reached and self.spec.get("replicas", 1) > 0 and not self.crash:
+            self.outages.append(f"at {self.now}: {self.selector}")
+
+    def until(self, phase: str, limit: int = 400, seconds: float = 5.0) -> World:
+        """Tick until that phase is reached and current."""
+        for _ in range(limit):
+            self.tick(seconds)
+            if self.status.get("phase") == phase and self.status.get("observedGeneration") == self.generation:
+                return self
+        raise AssertionError(f"phase {phase} not reached: {self.status.get('phase')}: {self.status.get('message')}")
+
+    # people --------------------------------------------------------------------------------------------------------
+
+    def edit(self, **changes: Any) -> World:
+        """A new spec."""
+        self.spec = {**self.spec, **changes}
+        self.generation += 1
+        return self
+
+    def ask(self, verb: str, **more: str) -> World:
+        """ddtreectl."""
+        self.request = ActionRequest(
+            id=f"{verb}-{random.Random(self.writes).random()}", verb=Verb(verb), by="ann", **more
+        )
+        return self
+
+    def retuned(self, budget: int) -> World:
+        """A spec with another budget: a new revision."""
+        return self.edit(engine={"speculative": {"algorithm": "DDTREE", "budget": budget}})
+
+
+def first(**more: Any) -> World:
+    """A resource that was just created with the chain."""
+    spec: dict[str, Any] = {
+        "model": {"path": "/m"},
+        "drafter": {"path": "/d"},
+        "engine": {"speculative": {"algorithm": "DFLASH"}},
+    }
+    return World(spec={**spec, **more})
+
+
+def stable(**more: Any) -> World:
+    """A resource whose first revision serves."""
+    return first(**more).until("Stable")
+
+
+def fit() -> PlacementFact:
+    """A placement that found a node."""
+    return PlacementFact(True, "1 node fits", {"product": "NVIDIA-H200"}, ({"name": "a", "fits": True},))
+
+
+__all__ = ["World", "first", "fit", "replace", "stable"]

@@ -204,7 +204,7 @@ def test_a_request_is_acted_on_once() -> None:
 
 
 def test_a_pause_waits_for_promote() -> None:
-    world = stable(canary={"steps": [{"analysis": {}}, {"pause": {}}]}).retuned(15).until("Paused")
+    world = stable().edit(canary={"steps": [{"analysis": {}}, {"pause": {}}]}).retuned(15).until("Paused")
     for _ in range(50):
         world.tick(600)
     assert world.status["phase"] == "Paused"

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddtree_operator.api.names import LABEL_REVISION
 from ddtree_operator.core import report, revisions, rolling
-from ddtree_operator.core.actions import Action, ApplyService, DeleteEngines, Emit, PruneRevision
+from ddtree_operator.core.actions import Action, Analyze, ApplyService, DeleteEngines, Emit, PruneRevision
 from ddtree_operator.core.commands import obey
 from ddtree_operator.core.facts import Observed, Revision
 from ddtree_operator.core.round import Round
@@ -42,6 +42,8 @@ def decide(
     serving = r.serving()
     wanted = obey(r, wanted, serving)
     _supersede(r, wanted)
+    if r.again:  # the facts about build, placement and analysis belong to the revision as it was before: look again
+        return Decision(tuple(r.actions), status, again=True)
     goal = _goal(r, wanted, serving)
     if goal is None:
         r.point_service(r.only(None))
@@ -60,7 +62,7 @@ def decide(
         r.report.message = blocked.reason
     finished = report.status(r, r.revisions[wanted.hash], serving, generation, status)
     actions = r.actions + report.events(status, finished)
-    return Decision(tuple(actions), finished, again=r.again or any(not isinstance(a, Emit) for a in actions))
+    return Decision(tuple(actions), finished, again=r.again or any(not isinstance(a, Emit | Analyze) for a in actions))
 
 
 def _invalid(message: str, seen: Observed, now: float, generation: int, status: dict[str, Any]) -> Decision:

@@ -21,6 +21,7 @@ class Sample:
     output_ids: tuple[int, ...] = ()
     top2_gaps: tuple[float, ...] = ()  # log-prob gap of the two best tokens per output position, when asked for
     error: str | None = None
+    proposed_drafts: int = 0  # as the engine counts them; 0 when it does not say
 
     @property
     def accept_length(self) -> float:
@@ -36,12 +37,30 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Divergence:
+    """What both engines say about the first position where their greedy outputs differ.
+
+    A gap is the log-prob of the best token less that of the second best, given the prompt and the common outputs;
+    None when that engine could not be asked, and then ``error`` says why in one sentence.
+    """
+
+    position: int
+    baseline_gap: float | None = None
+    canary_gap: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Pair:
-    """The same prompt on both sides, sent one after the other in a random order."""
+    """The same prompt on both sides, sent one after the other in a random order.
+
+    ``divergence`` is filled in by the prober when the outputs differ.
+    """
 
     baseline: Sample
     canary: Sample
     canary_first: bool = False
+    divergence: Divergence | None = None
 
 
 class Outcome(StrEnum):

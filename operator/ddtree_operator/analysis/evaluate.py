@@ -1,0 +1,208 @@
+"""The joint gate: pairs and a policy in, a verdict out. Pure; the same pairs always give the same verdict."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ddtree_operator.analysis.parity import Parity, compare
+from ddtree_operator.analysis.policy import ACCEPT_LENGTH, PARITY, Gate, Policy
+from ddtree_operator.analysis.samples import problem
+from ddtree_operator.analysis.sequential import Array, location, log_capital, lower_bound, upper_bound
+from ddtree_operator.analysis.types import MetricVerdict, Outcome, Pair, Sample, Verdict
+
+MAX_REASON = 500  # characters; an engine's error page must not end up in a status
+
+
+def evaluate(pairs: Iterable[Pair], policy: Policy, checks: Sequence[MetricVerdict] = ()) -> Verdict:
+    """Judge ``pairs``. ``checks`` are further verdicts (Prometheus) that promotion needs as well.
+
+    May be called after every pair; the error budgets hold for all looks together.
+    """
+    tally = Tally(policy)
+    for pair in pairs:
+        tally.add(pair)
+    return tally.verdict(checks)
+
+
+class Tally:
+    """Running state of an analysis: ``add`` costs microseconds, ``verdict`` a few milliseconds at 10,000 pairs."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.usable = 0
+        self._values = {gate.metric: (array("d"), array("d")) for gate in policy.gates}  # baseline, canary
+        self._logs = {gate.metric: array("d") for gate in policy.gates}
+        self._one_sided = array("d")  # +1: only the canary failed, -1: only the baseline
+        self._both_failed = 0
+        self._errors = {"baseline": "", "canary": ""}  # last message of each side
+        self._parity = dict.fromkeys(Parity, 0)
+        self._first_bug = ""
+        self._unresolved = ""
+
+    @property
+    def attempted(self) -> int:
+        """Pairs seen, usable or not."""
+        return self.usable + self.errors
+
+    @property
+    def errors(self) -> int:
+        """Pairs that could not be used."""
+        return len(self._one_sided) + self._both_failed
+
+    def add(self, pair: Pair) -> None:
+        """Take in one pair."""
+        baseline = problem(pair.baseline, self.policy.baseline_speculates)
+        canary = problem(pair.canary, self.policy.canary_speculates)
+        if baseline is not None:
+            self._errors["baseline"] = _cut(baseline, 200)
+        if canary is not None:
+            self._errors["canary"] = _cut(canary, 200)
+        if baseline is not None and canary is not None:
+            self._both_failed += 1
+        elif baseline is not None or canary is not None:
+            self._one_sided.append(1.0 if canary is not None else -1.0)
+        else:
+            self.usable += 1
+            for gate in self.policy.gates:
+                b, c = _value(gate.metric, pair.baseline), _value(gate.metric, pair.canary)
+                values = self._values[gate.metric]
+                values[0].append(b)
+                values[1].append(c)
+                self._logs[gate.metric].append(math.log(c / b))
+            self._add_parity(pair)
+
+    def _add_parity(self, pair: Pair) -> None:
+        found = compare(pair, self.policy.tie_gap)
+        self._parity[found] += 1
+        said = pair.divergence
+        if found is Parity.BUG and not self._first_bug:
+            self._first_bug = f"prompt {_cut(pair.canary.prompt_id, 60)}"
+            if said is not None:
+                gaps = [f"{g:.3g}" if g is not None else "unknown" for g in (said.baseline_gap, said.canary_gap)]
+                self._first_bug += f", token {said.position}, top-2 gaps {gaps[0]} (baseline) and {gaps[1]} (canary)"
+        if found is Parity.UNRESOLVED and said is not None and said.error:
+            self._unresolved = _cut(said.error, 200)
+
+    def verdict(self, checks: Sequence[MetricVerdict] = ()) -> Verdict:
+        """The state after the pairs so far."""
+        metrics = (*(self._compare(gate) for gate in self.policy.gates), self._parity_verdict(), *checks)
+        outcome, reason = self._join(metrics)
+        return Verdict(outcome, metrics, self.usable, self.errors, _cut(reason, MAX_REASON), rule=self.policy.rule)
+
+    def _join(self, metrics: Sequence[MetricVerdict]) -> tuple[Outcome, str]:
+        policy = self.policy
+        failed = [m for m in metrics if m.outcome is Outcome.FAIL]
+        if failed:
+            return Outcome.FAIL, "; ".join(f"{m.metric}: {m.reason}" for m in failed)
+        canary_only = sum(1 for x in self._one_sided if x > 0)
+        baseline_only = len(self._one_sided) - canary_only
+        if log_capital(np.asarray(self._one_sided)) >= math.log(1 / policy.error_budget):
+            return Outcome.FAIL, (
+                f"the canary alone failed {canary_only} of {self.attempted} requests "
+                f"(the baseline alone {baseline_only}); last error: {self._errors['canary']}"
+            )
+        if self.usable < policy.min_pairs:
+            return Outcome.NOT_YET, f"{self.usable} usable pairs of at least {policy.min_pairs}" + self._last_error()
+        if self.errors > policy.max_error_share * self.attempted:
+            return Outcome.NOT_YET, (
+                f"{self.errors} of {self.attempted} pairs are unusable, more than {policy.max_error_share:.0%}"
+                + self._last_error()
+            )
+        waiting = [m for m in metrics if m.outcome is not Outcome.PASS]
+        if waiting:
+            reason = "; ".join(f"{m.metric}: {m.reason}" for m in waiting)
+            if self.attempted >= policy.max_pairs:
+                reason = f"undecided after {self.attempted} pairs (maxPairs {policy.max_pairs}); {reason}"
+            return Outcome.NOT_YET, reason
+        return Outcome.PASS, "; ".join(f"{m.metric}: {m.reason}" for m in metrics)
+
+    def _last_error(self) -> str:
+        sides = [f"last error of the {side}: {text}" for side, text in self._errors.items() if text]
+        return "; " + "; ".join(sides) if sides else ""
+
+    def _compare(self, gate: Gate) -> MetricVerdict:
+        policy, n = self.policy, self.usable
+        if n == 0:
+            nothing = math.nan
+            return MetricVerdict(
+                gate.metric, Outcome.NOT_YET, nothing, nothing, nothing, -1.0, math.inf, gate.threshold, 0, "no pairs"
+            )
+        logs: Array = np.asarray(self._logs[gate.metric])
+        baseline, canary = (float(np.asarray(v).mean()) for v in self._values[gate.metric])
+        x = np.clip((logs - gate.log_threshold) / policy.clip, -1.0, 1.0)
+        above = log_capital(x) >= math.log(1 / policy.false_promote)
+        below = log_capital(-x) >= math.log(1 / policy.rollback_share)
+        mean_above = canary / baseline - 1 >= gate.threshold
+        low = math.expm1(lower_bound(logs, policy.clip, policy.false_promote))
+        high = math.exp(upper_bound(logs, policy.clip, policy.rollback_share)) - 1
+        estimate = math.expm1(location(logs, policy.clip))
+        seen = f"{_number(canary)} against {_number(baseline)} ({canary / baseline - 1:+.1%})"
+        wanted = f"{gate.threshold:+.1%}"
+        if above and mean_above and n >= policy.min_pairs:
+            outcome, reason = Outcome.PASS, f"{seen}, credibly above {wanted} after {n} pairs"
+        elif below and not mean_above:
+            outcome, reason = Outcome.FAIL, f"{seen}, credibly below {wanted} after {n} pairs"
+        else:
+            outcome = Outcome.NOT_YET
+            reason = f"{seen} after {n} pairs, not yet told from {wanted} (between {_side(low)} and {_side(high)})"
+            if (above and not mean_above) or (below and mean_above):
+                reason = f"{seen} after {n} pairs: most requests lie on the other side of {wanted} than the mean"
+        return MetricVerdict(
+            gate.metric, outcome, baseline, canary, estimate, low, high, gate.threshold, n, _cut(reason, MAX_REASON)
+        )
+
+    def _parity_verdict(self) -> MetricVerdict:
+        policy, count = self.policy, self._parity
+        bugs, ties, unresolved = count[Parity.BUG], count[Parity.TIE], count[Parity.UNRESOLVED]
+        compared = count[Parity.EQUAL] + ties + bugs
+        if bugs > policy.parity_allow:
+            outcome = Outcome.FAIL
+            reason = f"{bugs} of {compared} outputs differ with no tie to explain it (first: {self._first_bug})"
+        elif compared < policy.min_pairs:
+            outcome = Outcome.NOT_YET
+            reason = f"{compared} compared outputs of at least {policy.min_pairs}"
+            if count[Parity.UNKNOWN]:
+                reason += f"; {count[Parity.UNKNOWN]} answers came without token ids"
+        elif unresolved:
+            outcome = Outcome.NOT_YET
+            reason = f"{unresolved} differing outputs could not be explained yet: {self._unresolved}"
+        else:
+            outcome, reason = Outcome.PASS, f"{compared - ties} of {compared} outputs equal"
+            if ties:
+                reason += f", {ties} differ at a tie"
+            if bugs:
+                reason += f" ({bugs} unexplained, {policy.parity_allow} allowed)"
+        share = float(compared)
+        return MetricVerdict(
+            PARITY,
+            outcome,
+            share,
+            share,
+            float(bugs),
+            float(bugs),
+            float(bugs),
+            float(policy.parity_allow),
+            self.usable,
+            _cut(reason, MAX_REASON),
+        )
+
+
+def _value(metric: str, sample: Sample) -> float:
+    return sample.accept_length if metric == ACCEPT_LENGTH else sample.tokens_per_second
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def _side(value: float) -> str:
+    return f"{value:+.1%}" if math.isfinite(value) and value > -1 else "any"
+
+
+def _cut(text: str, limit: int) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"

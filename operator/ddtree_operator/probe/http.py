@@ -1,0 +1,94 @@
+"""One JSON request to an engine; whatever goes wrong becomes one sentence."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import aiohttp
+
+MAX_BODY = 8 << 20  # bytes
+_EXCERPT = 160  # characters of a foreign answer that a message may quote
+
+
+class EngineError(Exception):
+    """An engine did not answer as it should; the message is one sentence, fit for a condition."""
+
+
+async def post_json(session: aiohttp.ClientSession, url: str, body: object, timeout: float) -> dict[str, Any]:  # noqa: ASYNC109
+    """POST ``body`` and return the JSON object answered. Raises EngineError. ``timeout``: seconds for the whole."""
+    return _object(url, await _fetch(session, "POST", url, timeout, body))
+
+
+async def get_json(session: aiohttp.ClientSession, url: str, timeout: float) -> dict[str, Any]:  # noqa: ASYNC109
+    """GET and return the JSON object answered. Raises EngineError."""
+    return _object(url, await _fetch(session, "GET", url, timeout))
+
+
+async def get_text(session: aiohttp.ClientSession, url: str, timeout: float) -> str:  # noqa: ASYNC109
+    """GET and return the text answered. Raises EngineError."""
+    return (await _fetch(session, "GET", url, timeout)).decode("utf-8", "replace")
+
+
+async def _fetch(
+    session: aiohttp.ClientSession,
+    method: str,
+    url: str,
+    timeout: float,  # noqa: ASYNC109
+    body: object = None,
+) -> bytes:
+    try:
+        async with session.request(
+            method, url, json=body, timeout=aiohttp.ClientTimeout(total=timeout), allow_redirects=False
+        ) as response:
+            data = await response.content.read(MAX_BODY + 1)
+            while len(data) <= MAX_BODY and not response.content.at_eof():
+                data += await response.content.read(MAX_BODY + 1 - len(data))
+            status = response.status
+    except TimeoutError:
+        raise EngineError(f"no answer from {url} within {timeout:g} s") from None
+    except aiohttp.InvalidURL:
+        raise EngineError(f"{url!r} is not an address") from None
+    except aiohttp.ClientConnectorError as e:
+        raise EngineError(f"cannot connect to {url}: {e.strerror or e}") from None
+    except aiohttp.ServerDisconnectedError:
+        raise EngineError(f"{url} closed the connection without an answer") from None
+    except aiohttp.ClientPayloadError:
+        raise EngineError(f"{url} broke off in the middle of its answer") from None
+    except (aiohttp.ClientError, OSError) as e:
+        raise EngineError(f"request to {url} failed: {type(e).__name__} {e}".rstrip()) from None
+    if len(data) > MAX_BODY:
+        raise EngineError(f"{url} answered more than {MAX_BODY >> 20} MiB")
+    if status != 200:
+        raise EngineError(f"{url} answered {status}: {_complaint(data)}")
+    return data
+
+
+def _object(url: str, data: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        what = "HTML" if data.lstrip()[:1] == b"<" else "something else" if data.strip() else "nothing"
+        raise EngineError(f"{url} answered {what} where JSON was expected: {_excerpt(data)}") from None
+    if not isinstance(answer, dict):
+        raise EngineError(f"{url} answered a JSON {type(answer).__name__} where an object was expected")
+    return answer
+
+
+def _complaint(data: bytes) -> str:
+    """The message inside an error body of SGLang or FastAPI, or its first words."""
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        return _excerpt(data)
+    for key in ("error", "message", "detail"):
+        if isinstance(answer, dict) and answer.get(key):
+            inner = answer[key]
+            text = inner.get("message", inner) if isinstance(inner, dict) else inner
+            return _excerpt(str(text).encode())
+    return _excerpt(data)
+
+
+def _excerpt(data: bytes) -> str:
+    text = " ".join(data[: 4 * _EXCERPT].decode("utf-8", "replace").split())
+    return (text[:_EXCERPT] + "…" if len(text) > _EXCERPT else text) or "(empty)"

@@ -1,0 +1,118 @@
+"""Pairs of requests: the same prompt to baseline and canary, in an order that only the seed decides."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import aiohttp
+
+from ddtree_operator.analysis.prompts import Prompt
+from ddtree_operator.analysis.types import Pair
+from ddtree_operator.probe.divergence import explain_divergence
+from ddtree_operator.probe.generate import DEFAULT_TIMEOUT, generate
+
+
+@lru_cache(maxsize=16)
+def _round_order(seed: int, turn: int, count: int) -> tuple[int, ...]:
+    order = list(range(count))
+    random.Random(f"prompts {seed} {turn}").shuffle(order)
+    return tuple(order)
+
+
+def schedule(seed: int, index: int, prompts: int) -> tuple[int, bool]:
+    """Prompt number and whether the canary goes first, for pair ``index`` (from 0) with a set of ``prompts``.
+
+    Every prompt comes once before any comes again, and each round has another order. A pure function of its
+    arguments: a restarted prober goes on where it was, and a record can be checked.
+    """
+    turn, place = divmod(index, prompts)
+    return _round_order(seed, turn, prompts)[place], random.Random(f"side {seed} {index}").random() < 0.5
+
+
+class PairRunner:
+    """Sends pairs. Within a pair one side answers before the other is asked, so the two never compete with each
+    other for the same cores; ``concurrency`` pairs run at a time, so both sides see the same load.
+
+    ``start`` is the number of pairs already run by a predecessor. URLs may be replaced between calls of ``run``.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        baseline_urls: Sequence[str],
+        canary_urls: Sequence[str],
+        prompts: Sequence[Prompt],
+        seed: int,
+        concurrency: int,
+        max_tokens: int,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        warmup: int = 1,
+        start: int = 0,
+    ) -> None:
+        if not baseline_urls or not canary_urls:
+            raise ValueError("a pair needs at least one baseline and one canary engine")
+        if not prompts:
+            raise ValueError("a pair needs at least one prompt")
+        self.baseline_urls = list(baseline_urls)
+        self.canary_urls = list(canary_urls)
+        self.next = start
+        self._session = session
+        self._prompts = list(prompts)
+        self._seed = seed
+        self._concurrency = max(1, concurrency)
+        self._max_tokens = max_tokens
+        self._timeout = timeout
+        self._warmup = warmup
+        self._warm: set[str] = set()
+
+    async def run(self, n: int, on_pair: Callable[[Pair], None] | None = None) -> list[Pair]:
+        """Run ``n`` pairs and return them in schedule order; ``on_pair`` sees each as soon as it is done.
+
+        What an engine does never raises; cancelling leaves no request behind.
+        """
+        await self._warm_up()
+        indices = range(self.next, self.next + n)
+        self.next += n
+        limit = asyncio.Semaphore(self._concurrency)
+
+        async def one(index: int) -> Pair:
+            async with limit:
+                pair = await self._pair(index)
+            if on_pair is not None:
+                on_pair(pair)
+            return pair
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(i)) for i in indices]
+        return [t.result() for t in tasks]
+
+    async def _warm_up(self) -> None:
+        """First answers pay for compilation and cold caches: they are thrown away, whatever they are."""
+        for url in dict.fromkeys([*self.baseline_urls, *self.canary_urls]):
+            if url not in self._warm:
+                self._warm.add(url)
+                for i in range(self._warmup):
+                    prompt = self._prompts[schedule(self._seed, i, len(self._prompts))[0]]
+                    await generate(self._session, url, prompt, self._max_tokens, self._timeout)
+
+    async def _pair(self, index: int) -> Pair:
+        number, canary_first = schedule(self._seed, index, len(self._prompts))
+        prompt = self._prompts[number]
+        baseline_url = self.baseline_urls[index % len(self.baseline_urls)]
+        canary_url = self.canary_urls[index % len(self.canary_urls)]
+        ask = [baseline_url, canary_url]
+        if canary_first:
+            ask.reverse()
+        samples = [await generate(self._session, url, prompt, self._max_tokens, self._timeout) for url in ask]
+        if canary_first:
+            samples.reverse()
+        pair = Pair(samples[0], samples[1], canary_first)
+        if pair.baseline.output_ids and pair.canary.output_ids:
+            said = await explain_divergence(self._session, baseline_url, canary_url, prompt, pair, self._timeout)
+            pair = replace(pair, divergence=said) if said is not None else pair
+        return pair

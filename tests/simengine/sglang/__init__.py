@@ -1,0 +1,1 @@
+"""A simulated SGLang for tests: same command line and HTTP, scripted behaviour. See tests/simengine/README.md."""

@@ -1,0 +1,1 @@
+"""The simulation: its script, its model, its server."""

@@ -1,0 +1,1 @@
+"""Holds what a patch series of the tests may change."""

@@ -1,0 +1,3 @@
+"""Version of the engine that is played."""
+
+__version__ = "0.5.23"

@@ -1,1 +1,22 @@
-"""Which nodes fit, and why the others do not."""
+"""Which nodes fit, why the others do not, and how pods are pinned to alike GPUs."""
+
+from .facts import NodeFacts, Taint, gpu_usage, pod_gpus
+from .match import Inventory, Kind, NodeFit, match
+from .pin import Choice, Pins, affinity, choose_group, describe, summary
+
+__all__ = [
+    "Choice",
+    "Inventory",
+    "Kind",
+    "NodeFacts",
+    "NodeFit",
+    "Pins",
+    "Taint",
+    "affinity",
+    "choose_group",
+    "describe",
+    "gpu_usage",
+    "match",
+    "pod_gpus",
+    "summary",
+]

@@ -1,0 +1,196 @@
+"""Pinning: canary and baseline on alike GPUs, chosen once, kept while it holds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ddtree_operator.api.names import GPU_MEMORY_LABEL, GPU_PRODUCT_LABEL
+from ddtree_operator.api.spec import PlacementSpec
+
+from .facts import DRIVER_LABEL
+from .match import Kind, NodeFit
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """The chosen kind of node, and the nodes of it that are eligible, sorted by name.
+
+    ``also``: further kinds that are as good, only with pin ``none``.
+    """
+
+    kind: Kind
+    nodes: tuple[str, ...]
+    also: tuple[Kind, ...] = ()
+
+    def to_status(self) -> dict[str, Any]:
+        """JSON for the CR's status; ``from_status`` reads it back."""
+        out: dict[str, Any] = {"nodes": list(self.nodes)}
+        if self.kind.product:
+            out["product"] = self.kind.product
+        if self.kind.memory is not None:
+            out["memoryMiB"] = self.kind.memory
+        if self.kind.driver:
+            out["driver"] = self.kind.driver
+        return out
+
+    @classmethod
+    def from_status(cls, value: Any) -> Pins | None:
+        """Pins of a status written by ``to_status``; None when it is missing or not understood."""
+        if not isinstance(value, Mapping) or not isinstance(value.get("nodes"), list):
+            return None
+        memory = value.get("memoryMiB")
+        kind = Kind(
+            str(value.get("product", "")), memory if isinstance(memory, int) else None, str(value.get("driver", ""))
+        )
+        return cls(kind, tuple(str(n) for n in value["nodes"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Outcome of ``choose_group``: pins, or None and one sentence why; ``missing`` GPU slots (replicas) short."""
+
+    pins: Pins | None
+    reason: str = ""
+    missing: int = 0
+
+
+def choose_group(
+    fits: Iterable[NodeFit], needed: int, *, keep: Pins | Sequence[str] | None = None, pin: str = "product"
+) -> Choice:
+    """Choose nodes of one kind with room for ``needed`` further replicas (0: just somewhere eligible).
+
+    ``keep`` is the earlier choice (pins, or node names): it stays while nodes of that very kind are eligible and have
+    room, and while any exist it is never swapped for another kind; then the choice fails with a reason instead.
+    With pin ``none`` all eligible nodes are one group; with ``nodes`` the earlier nodes stay as long as they hold.
+    Deterministic: most room first, then the larger memory, then the names.
+    """
+    eligible = sorted((f for f in fits if f.eligible), key=lambda f: f.name)
+    if pin == "none":
+        kinds = sorted({f.kind for f in eligible}, key=str) or [Kind("", None, "")]
+        pins = Pins(kinds[0], tuple(f.name for f in eligible), tuple(kinds[1:]))
+        return _checked(pins, eligible, needed, "nodes that fit")
+    groups: dict[Kind, list[NodeFit]] = {}
+    for fit in eligible:
+        groups.setdefault(fit.kind, []).append(fit)
+    kept = _kept_kind(keep, eligible)
+    if kept is not None:
+        members = groups.get(kept, [])
+        if members:
+            names = tuple(f.name for f in members)
+            earlier = keep.nodes if isinstance(keep, Pins) else tuple(keep or ())
+            if pin == "nodes":
+                still = tuple(n for n in names if n in earlier)
+                names = _enough(still, members, needed) if still else names
+            return _checked(Pins(kept, names), members, needed, f"nodes alike ({describe(kept)})")
+        if isinstance(keep, Pins) and keep.nodes:
+            return Choice(None, f"no node is left that is alike ({describe(kept)}); another kind is not taken", needed)
+    if not groups:
+        return Choice(None, "no node fits", needed)
+    room = {kind: sum(f.slots for f in members) for kind, members in groups.items()}
+    kind = min(groups, key=lambda k: (min(needed, room[k]) * -1, -room[k], -(k.memory or 0), k.product, k.driver))
+    members = groups[kind]
+    names = tuple(f.name for f in members)
+    if pin == "nodes":
+        names = _enough((), members, needed)
+    return _checked(Pins(kind, names), members, needed, f"nodes alike ({describe(kind)})")
+
+
+def describe(kind: Kind) -> str:
+    """``NVIDIA-H200, 140 GiB, driver 570.1``, as far as known."""
+    parts = [kind.product or "no GPU product label"]
+    if kind.memory is not None:
+        parts.append(f"{kind.memory / 1024:.0f} GiB")
+    if kind.driver:
+        parts.append(f"driver {kind.driver}")
+    return ", ".join(parts)
+
+
+def affinity(placement: PlacementSpec, pins: Pins | None) -> dict[str, Any]:
+    """``affinity`` of the engine pods ({} for none): the pinned kind by its labels, or the pinned nodes by name."""
+    if pins is None:
+        terms = _product_terms(placement)
+    elif placement.pin == "nodes":
+        # matchFields takes one name each; terms are alternatives. Host name labels may differ from node names.
+        terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]} for name in pins.nodes]
+    else:
+        kinds = (pins.kind, *pins.also)
+        terms = [t for kind in kinds for t in _kind_terms(kind)] if all(k.product for k in kinds) else []
+        terms = terms or _product_terms(placement)
+    if not terms:
+        return {}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+
+
+def summary(fits: Sequence[NodeFit], *, limit: int = 900) -> str:
+    """One sentence on all nodes: how many fit, and each other node's reasons, alike ones together; bounded."""
+    if not fits:
+        return "the cluster has no nodes"
+    fitting = [f.name for f in fits if f.fits]
+    out = f"{len(fitting)} of {len(fits)} node{'s' if len(fits) != 1 else ''} fit{'s' if len(fitting) == 1 else ''}"
+    if fitting:
+        out += f" ({_names(fitting)})"
+    why: dict[tuple[str, ...], list[str]] = {}
+    for fit in fits:
+        if not fit.fits:
+            why.setdefault(fit.reasons, []).append(fit.name)
+    parts = [f"{_names(names)}: {', '.join(reasons)}" for reasons, names in why.items()]
+    for i, part in enumerate(parts):
+        piece = ("; " if i else ": " if not fitting else "; not ") + part
+        if len(out) + len(piece) > limit - 40:
+            rest = sum(len(names) for names in list(why.values())[i:])
+            return (out + f"; and {rest} more nodes for other reasons")[:limit]
+        out += piece
+    return out
+
+
+def _names(names: Sequence[str], most: int = 5) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def _kept_kind(keep: Pins | Sequence[str] | None, eligible: Sequence[NodeFit]) -> Kind | None:
+    if isinstance(keep, Pins):
+        return keep.kind if keep.nodes else None
+    by_name = {f.name: f.kind for f in eligible}
+    kinds = [by_name[n] for n in keep or () if n in by_name]
+    return max(sorted(set(kinds), key=str), key=kinds.count) if kinds else None
+
+
+def _enough(first: tuple[str, ...], members: Sequence[NodeFit], needed: int) -> tuple[str, ...]:
+    """The given nodes, and as many further ones as the needed replicas take (at least one in all)."""
+    chosen = list(first)
+    slots = {f.name: f.slots for f in members}
+    room = sum(slots[n] for n in chosen)
+    for fit in sorted(members, key=lambda f: (-f.slots, f.name)):
+        if chosen and room >= needed:
+            break
+        if fit.name not in chosen:
+            chosen.append(fit.name)
+            room += fit.slots
+    return tuple(sorted(chosen))
+
+
+def _checked(pins: Pins, members: Sequence[NodeFit], needed: int, what: str) -> Choice:
+    if not pins.nodes:
+        return Choice(None, "no node fits", needed)
+    room = sum(f.slots for f in members if f.name in pins.nodes)
+    if room < needed:
+        return Choice(pins, f"{needed} more replicas need room, but the {what} have room for {room}", needed - room)
+    return Choice(pins)
+
+
+def _kind_terms(kind: Kind) -> list[dict[str, Any]]:
+    labels = [(GPU_PRODUCT_LABEL, kind.product), (DRIVER_LABEL, kind.driver)]
+    if kind.memory is not None:
+        labels.insert(1, (GPU_MEMORY_LABEL, str(kind.memory)))
+    expressions = [{"key": k, "operator": "In", "values": [v]} for k, v in labels if v]
+    return [{"matchExpressions": expressions}] if kind.product else []
+
+
+def _product_terms(placement: PlacementSpec) -> list[dict[str, Any]]:
+    if not placement.gpu.product:
+        return []
+    values = list(placement.gpu.product)
+    return [{"matchExpressions": [{"key": GPU_PRODUCT_LABEL, "operator": "In", "values": values}]}]

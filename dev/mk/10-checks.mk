@@ -1,7 +1,8 @@
 .PHONY: lint format test test-unit
 
 lint: ## ruff, mypy --strict, import-linter, helm lint
-	py=$(OPS); $$py/bin/ruff check . && $$py/bin/ruff format --check . && $$py/bin/mypy && $$py/bin/lint-imports
+	py=$(OPS); $$py/bin/ruff check . && $$py/bin/ruff format --check . && $$py/bin/mypy && $$py/bin/lint-imports && \
+	cd dev/cluster && $$py/bin/mypy --strict --config-file= -p ddcluster
 
 format: ## format the Python code
 	py=$(OPS); $$py/bin/ruff format . && $$py/bin/ruff check --fix-only .

@@ -1,0 +1,1 @@
+"""A one-node Kubernetes cluster made of ordinary processes in private namespaces; standard library only."""

@@ -1,0 +1,78 @@
+"""The command line of dev/cluster/cluster."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from . import forward, host, node
+from .binaries import kubectl_and_helm
+from .say import Problem, say
+from .settings import NODE_IP, from_environment
+
+USAGE = """usage: dev/cluster/cluster COMMAND
+
+  up                 start the cluster (and build or fetch what it needs, the first time)
+  down               stop it; images stay, everything else goes
+  status             what runs, since when, and what the node offers
+  env                print what to export:  eval "$(dev/cluster/cluster env)"
+  kubectl ARGS...    kubectl against this cluster
+  helm ARGS...       helm against this cluster
+  run CMD ARGS...    run a command inside the cluster's namespaces
+
+DDTREE_CLUSTER names the cluster (default: dev); several can run side by side.
+DDTREE_CLUSTER_GPUS (default: 8) and DDTREE_CLUSTER_GPU_PRODUCT (default: NVIDIA-H200) say which GPUs the node claims.
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command; returns the exit status."""
+    try:
+        return _dispatch(arguments)
+    except Problem as problem:
+        print(f"cluster: {problem}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("cluster: interrupted; nothing was left behind", file=sys.stderr)
+        return 130
+
+
+def _dispatch(arguments: list[str]) -> int:
+    match arguments:
+        case ["up"]:
+            return _up()
+        case ["down"]:
+            s = from_environment(os.environ)
+            ran = host.down(s)
+            say(f"cluster {s.name!r} is down" if ran else f"cluster {s.name!r} was not running")
+        case ["env"]:
+            for name, value in host.outer_environment(from_environment(os.environ)).items():
+                print(f"export {name}={shlex.quote(value)}")
+        case ["kubectl" | "helm" as tool, *rest]:
+            s = from_environment(os.environ)
+            os.environ.update(host.outer_environment(s))
+            program = kubectl_and_helm(s.cache) / tool
+            os.execv(program, [tool, *rest])
+        case ["run", _, *_]:
+            host.enter(from_environment(os.environ), arguments[1:])
+        case ["_node", kube, api_fd, registry_fd]:
+            s = from_environment(os.environ)
+            return node.reap(lambda: node.main(s, Path(kube), int(api_fd), int(registry_fd)))
+        case ["_forward", fd, port]:
+            forward.serve(int(fd), (NODE_IP, int(port)))
+        case ["help" | "--help" | "-h"]:
+            print(USAGE, end="")
+        case _:
+            print(USAGE, end="", file=sys.stderr)
+            return 2
+    return 0
+
+
+def _up() -> int:
+    s = from_environment(os.environ)
+    seconds = host.up(s)
+    say(f"cluster {s.name!r} is up" + (f" after {seconds:.1f} s" if seconds else " already"))
+    print(f"export KUBECONFIG={shlex.quote(str(s.kubeconfig))}")
+    return 0

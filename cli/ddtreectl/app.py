@@ -1,0 +1,31 @@
+"""Puts the verbs together."""
+
+from __future__ import annotations
+
+import typer
+
+from ddtreectl.verbs import act, explain, get, history, lint, nodes, status, version
+
+
+def build() -> typer.Typer:
+    """The command tree."""
+    app = typer.Typer(
+        help="Follow and steer rollouts of DDTreeDeployments. Exit codes: 0 done, 1 error, 2 rolled back, "
+        "3 still going, 4 not found.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    rollout = typer.Typer(
+        help="Where a rollout stands, what was tried, and commands to it.", no_args_is_help=True, rich_markup_mode=None
+    )
+    for verb in (status.status, history.history, act.promote, act.abort, act.retry, act.undo):
+        rollout.command()(verb)
+    for verb in (act.pause, act.resume, act.skip):
+        rollout.command()(verb)
+    app.command()(get.get)
+    app.add_typer(rollout, name="rollout")
+    for command in (explain.explain, nodes.nodes, lint.lint, version.version):
+        app.command()(command)
+    return app

@@ -1,0 +1,1 @@
+"""One module per verb. Nothing heavy is imported before a verb runs."""

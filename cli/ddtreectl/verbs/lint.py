@@ -1,0 +1,67 @@
+"""``lint``: find mistakes in files without a cluster."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ddtreectl.exits import CliError, Exit
+
+
+def lint(
+    files: Annotated[
+        list[str], typer.Option("--file", "-f", metavar="FILE", help="YAML or JSON; - for stdin. May be repeated.")
+    ],
+) -> int:
+    """Check resources against the same rules as the operator, offline. Other kinds in the files are passed over."""
+    from ddtree_operator.api.names import KIND
+    from ddtree_operator.api.refusals import InvalidResourceError, check_resource
+
+    bad = checked = 0
+    for file in files:
+        for number, document in enumerate(_documents(file), start=1):
+            if not _ours(document):
+                continue
+            checked += 1
+            metadata = document.get("metadata") or {}
+            name = metadata.get("name") if isinstance(metadata, dict) else None
+            where = f"{file}: {KIND} {name or f'(document {number})'}"
+            try:
+                check_resource(document)
+            except InvalidResourceError as exc:
+                bad += 1
+                for sentence in exc.sentences:
+                    print(f"{where}: {sentence}")
+            else:
+                print(f"{where}: ok")
+    if not checked:
+        raise CliError(f"no {KIND} in {', '.join(files)}")
+    return Exit.ERROR if bad else Exit.DONE
+
+
+def _ours(document: Any) -> bool:
+    from ddtree_operator.api.names import GROUP, KIND
+
+    if not isinstance(document, dict):
+        return False
+    return document.get("kind") == KIND or str(document.get("apiVersion", "")).startswith(f"{GROUP}/")
+
+
+def _documents(file: str) -> list[Any]:
+    """Documents of a file, those in Lists too. Raises CliError."""
+    import yaml
+
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        found = [d for d in yaml.safe_load_all(text) if d is not None]
+    except (OSError, UnicodeDecodeError) as exc:
+        raise CliError(f"cannot read {file}: {getattr(exc, 'strerror', None) or exc}") from None
+    except yaml.YAMLError as exc:
+        raise CliError(f"{file} is not YAML: {' '.join(str(exc).split())}") from None
+    flat: list[Any] = []
+    for d in found:
+        flat += d["items"] if isinstance(d, dict) and d.get("kind") == "List" and "items" in d else [d]
+    return flat

@@ -1,0 +1,32 @@
+"""``nodes``: where engines fit, and why not elsewhere."""
+
+from __future__ import annotations
+
+import sys
+
+from ddtreectl import kube, options, output, view
+from ddtreectl.exits import Exit
+
+
+def nodes(
+    name: options.Name,
+    namespace: options.Namespace = None,
+    kubeconfig: options.Kubeconfig = None,
+    context: options.Context = None,
+    form: options.ViewOutput = options.View.TABLE,
+    no_color: options.NoColor = False,
+) -> int:
+    """Show which nodes fit this resource, and why the others do not, as the operator last saw them."""
+    obj = kube.connect(namespace, kubeconfig, context).get(name)
+    status = view.status_of(obj)
+    found, pinned = status.get("nodes") or [], status.get("pinned") or []
+    if form != options.View.TABLE:
+        print(output.data({"nodes": found, "pinned": pinned}, form))
+        return Exit.DONE
+    if found:
+        print(view.nodes(obj, output.colour(sys.stdout, no_color)))
+    else:
+        output.hint(f"the operator has not matched nodes for {name} yet", no_color)
+    if pinned:
+        print(f"pinned to: {', '.join(map(str, pinned))}")
+    return Exit.DONE

@@ -1,0 +1,105 @@
+"""Settings of the operator that concern builds. Plain data; read from the environment at the edge."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .errors import BuildError
+
+Device = Literal["cpu", "cuda"]
+
+# The stock SGLang wheels, by version and CPython tag: file name and sha256 as published.
+SGLANG_WHEELS: dict[str, dict[str, tuple[str, str]]] = {
+    "0.5.23": {
+        "cp311": (
+            "sglang-0.5.23-cp311-cp311-manylinux_2_34_x86_64.whl",
+            "00b3cd5b265ac76c64185fbb6b95424f324ddd9f428d0306b77bc9db9d859937",
+        ),
+        "cp312": (
+            "sglang-0.5.23-cp312-cp312-manylinux_2_34_x86_64.whl",
+            "8d257a319395b322bb1be327d05e5528859358153c8563b04c0a4a3c8af164b6",
+        ),
+        "cp313": (
+            "sglang-0.5.23-cp313-cp313-manylinux_2_34_x86_64.whl",
+            "10f0b2b29c8fea616e4b27cbbbb147f32a879bf3db71c9767425a3d9d77a36cb",
+        ),
+    }
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BuildConfig:
+    """What a CR leaves out, and where the builder lives.
+
+    Addresses carry no trailing slash; ``timeout`` is seconds; an empty string means "not configured".
+    """
+
+    base_image: str = ""  # repo@sha256:…
+    push_repository: str = ""  # host/path
+    push_secret: str = ""  # Secret of type dockerconfigjson in the namespace of the CR
+    wheelhouse: str = ""  # http(s) folder that bare wheel file names are joined to
+    insecure_registries: frozenset[str] = frozenset()  # host[:port] spoken to over plain http
+    builder_address: str = "tcp://buildkitd.ddtree-build.svc:1234"
+    builder_namespace: str = "ddtree-build"
+    builder_version: str = "0.34.2"
+    builder_image: str = ""  # holds buildctl and a shell
+    builder_tls_secret: str = ""  # ca.crt, tls.crt, tls.key for mutual TLS with buildkitd
+    service_account: str = ""  # of builder Jobs; needs no rights and gets no token
+    image_pull_secrets: tuple[str, ...] = ()
+    artefacts: str = "/opt/ddtree"  # wheels/*.whl and series/NAME/* shipped in the operator's image
+    device: Device = "cuda"
+    python: str = "cp311"  # CPython tag of the base image; picks the default SGLang wheel
+    platform: str = "linux/amd64"
+    timeout: int = 1800
+    no_cache: bool = False  # for tests of reproducibility
+    sglang_wheels: Mapping[str, Mapping[str, tuple[str, str]]] = field(default_factory=lambda: SGLANG_WHEELS)
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> BuildConfig:
+        """Read ``DDTREE_BUILD_*`` variables. Raises BuildError naming the variable that is wrong."""
+
+        def text(name: str, default: str) -> str:
+            return env.get(f"DDTREE_BUILD_{name}", "").strip() or default
+
+        device = text("DEVICE", "cuda")
+        if device not in ("cpu", "cuda"):
+            raise BuildError(f"DDTREE_BUILD_DEVICE is {device!r}; use cpu or cuda")
+        python = text("PYTHON", "cp311")
+        if not re.fullmatch(r"cp3\d{1,2}", python):
+            raise BuildError(f"DDTREE_BUILD_PYTHON is {python!r}; use a tag such as cp311")
+        timeout = text("TIMEOUT_SECONDS", "1800")
+        if not timeout.isdigit() or not 60 <= int(timeout) <= 86400:
+            raise BuildError(f"DDTREE_BUILD_TIMEOUT_SECONDS is {timeout!r}; use whole seconds from 60 to 86400")
+        base = text("BASE_IMAGE", "")
+        if base and not re.fullmatch(r"[^@\s]+@sha256:[0-9a-f]{64}", base):
+            raise BuildError(f"DDTREE_BUILD_BASE_IMAGE is {base!r}; use repository@sha256:<64 hex digits>")
+        return cls(
+            base_image=base,
+            push_repository=text("PUSH_REPOSITORY", "").rstrip("/"),
+            push_secret=text("PUSH_SECRET", ""),
+            wheelhouse=text("WHEELHOUSE", "").rstrip("/"),
+            insecure_registries=frozenset(_split(text("INSECURE_REGISTRIES", ""))),
+            builder_address=text("BUILDER_ADDRESS", "tcp://buildkitd.ddtree-build.svc:1234"),
+            builder_namespace=text("BUILDER_NAMESPACE", "ddtree-build"),
+            builder_version=text("BUILDER_VERSION", "0.34.2"),
+            builder_image=text("BUILDER_IMAGE", ""),
+            builder_tls_secret=text("BUILDER_TLS_SECRET", ""),
+            service_account=text("SERVICE_ACCOUNT", ""),
+            image_pull_secrets=tuple(_split(text("IMAGE_PULL_SECRETS", ""))),
+            artefacts=text("ARTEFACTS", "/opt/ddtree").rstrip("/"),
+            device="cpu" if device == "cpu" else "cuda",
+            python=python,
+            platform=text("PLATFORM", "linux/amd64"),
+            timeout=int(timeout),
+        )
+
+    def is_insecure(self, registry: str) -> bool:
+        """Whether ``registry`` (host[:port]) is spoken to over plain http."""
+        return registry in self.insecure_registries
+
+
+def _split(text: str) -> list[str]:
+    return [part for part in re.split(r"[,\s]+", text) if part]

@@ -1,0 +1,210 @@
+"""Objects of one build: a ConfigMap with the context and a Job that hands it to BuildKit. Pure."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from ddtree_operator.api.names import LABEL_MANAGED_BY, LABEL_RECIPE, LABEL_ROLE
+
+from .config import BuildConfig
+from .context import SOURCE_DATE_EPOCH, context_files
+from .errors import BuildError
+from .failure import PERMANENT
+from .recipe import Recipe
+from .reference import parse_reference
+
+ROLE_BUILDER = "builder"
+CONTAINER = "build"
+EXIT_PERMANENT = 10  # trying again is pointless; the Job fails at once
+EXIT_TRANSIENT = 11
+RETRIES = 2
+
+# Reads the context, builds, pushes, and leaves the digest (or the end of the log) where Kubernetes keeps it: the
+# operator needs neither registry credentials nor the pod's log. Files of a ConfigMap are links: copied first.
+_SCRIPT = """\
+set -u
+mkdir -p /tmp/context
+for f in /context/*; do cp -rL "$f" /tmp/context/; done
+{ buildctl "$@" 2>&1; echo $? >/tmp/status; } | tee /tmp/log
+status=$(cat /tmp/status)
+if [ "$status" = 0 ]; then
+  digest=$(grep -o '"containerimage.digest": *"sha256:[0-9a-f]*"' /tmp/metadata.json | grep -o 'sha256:[0-9a-f]*')
+  echo "digest: $digest" >/dev/termination-log
+  exit 0
+fi
+{ grep -E 'ddtree-(patches|build): error:' /tmp/log | head -n 2 | cut -c1-1000
+  tail -c 2000 /tmp/log; } >/dev/termination-log
+if grep -Eq "$PERMANENT" /tmp/log; then exit 10; fi
+exit 11
+"""
+
+
+def build_name(recipe: Recipe, repository: str) -> str:
+    """Name of the Job and ConfigMap: the same for equal recipes that go to the same repository."""
+    return f"ddtree-build-{hashlib.sha256(f'{recipe.digest} {repository}'.encode()).hexdigest()[:12]}"
+
+
+def image_reference(recipe: Recipe, repository: str) -> str:
+    """Tag that the built image is pushed under and looked up by."""
+    return f"{repository}:{recipe.tag}"
+
+
+def build_objects(
+    recipe: Recipe,
+    *,
+    name: str,
+    namespace: str,
+    owner: Mapping[str, Any] | None,
+    config: BuildConfig,
+    plugins: Mapping[str, bytes],
+    repository: str,
+    secret: str = "",
+    timeout: int | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> list[dict[str, Any]]:
+    """ConfigMap and Job that build ``recipe`` and push it to ``repository``.
+
+    ``owner`` is an ownerReference or None; ``plugins`` maps wheel file names to contents; ``secret`` names a Secret of
+    type dockerconfigjson in ``namespace``; ``timeout`` is seconds. Raises BuildError with one sentence.
+    """
+    if recipe.builder != "buildkit":
+        raise BuildError(f"builder {recipe.builder!r} is not supported yet; use buildkit")
+    if not config.builder_image:
+        raise BuildError("the operator has no builder image configured (chart value build.builder.image)")
+    files = context_files(recipe, plugins)
+    keys = {f"f{i}": path for i, path in enumerate(sorted(files))}
+    metadata: dict[str, Any] = {
+        "name": name,
+        "namespace": namespace,
+        "labels": {
+            **(labels or {}),
+            LABEL_ROLE: ROLE_BUILDER,
+            LABEL_RECIPE: recipe.short,
+            LABEL_MANAGED_BY: "ddtree-operator",
+        },
+    }
+    if owner is not None:
+        metadata["ownerReferences"] = [dict(owner)]
+    config_map = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata,
+        "immutable": True,
+        "binaryData": {key: base64.b64encode(files[path]).decode() for key, path in keys.items()},
+    }
+    spec = _job_spec(recipe, config, keys, name=name, repository=repository, secret=secret, timeout=timeout)
+    spec["template"]["metadata"] = {"labels": metadata["labels"]}
+    return [config_map, {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}]
+
+
+def _job_spec(
+    recipe: Recipe,
+    config: BuildConfig,
+    keys: Mapping[str, str],
+    *,
+    name: str,
+    repository: str,
+    secret: str,
+    timeout: int | None,
+) -> dict[str, Any]:
+    volumes: list[dict[str, Any]] = [
+        {"name": "context", "configMap": {"name": name, "items": [{"key": k, "path": p} for k, p in keys.items()]}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
+    ]
+    mounts: list[dict[str, Any]] = [
+        {"name": "context", "mountPath": "/context", "readOnly": True},
+        {"name": "tmp", "mountPath": "/tmp"},
+    ]
+    env = [{"name": "PERMANENT", "value": "|".join(PERMANENT)}, {"name": "HOME", "value": "/tmp"}]
+    if secret:
+        item = {"key": ".dockerconfigjson", "path": "config.json"}
+        volumes.append({"name": "registry", "secret": {"secretName": secret, "items": [item], "defaultMode": 0o440}})
+        mounts.append({"name": "registry", "mountPath": "/registry", "readOnly": True})
+        env.append({"name": "DOCKER_CONFIG", "value": "/registry"})
+    if config.builder_tls_secret:
+        volumes.append({"name": "tls", "secret": {"secretName": config.builder_tls_secret, "defaultMode": 0o440}})
+        mounts.append({"name": "tls", "mountPath": "/tls", "readOnly": True})
+    container = {
+        "name": CONTAINER,
+        "image": config.builder_image,
+        "command": ["/bin/sh", "-c", _SCRIPT, "build"],
+        "args": buildctl_args(recipe, repository, config),
+        "env": env,
+        "volumeMounts": mounts,
+        "resources": {
+            "requests": {"cpu": "50m", "memory": "64Mi"},
+            "limits": {"cpu": "1", "memory": "512Mi"},
+        },
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "runAsGroup": 65532,
+            "fsGroup": 65532,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": volumes,
+    }
+    if config.service_account:
+        pod["serviceAccountName"] = config.service_account
+    if config.image_pull_secrets:
+        pod["imagePullSecrets"] = [{"name": secret_name} for secret_name in config.image_pull_secrets]
+    return {
+        "backoffLimit": RETRIES,
+        "activeDeadlineSeconds": timeout or config.timeout,
+        "ttlSecondsAfterFinished": 3600,
+        "podFailurePolicy": {
+            "rules": [
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [EXIT_PERMANENT]},
+                }
+            ]
+        },
+        "template": {"spec": pod},
+    }
+
+
+def buildctl_args(recipe: Recipe, repository: str, config: BuildConfig) -> list[str]:
+    """Arguments of buildctl, from the address of the builder to the pushed tag."""
+    args = ["--addr", config.builder_address]
+    if config.builder_tls_secret:
+        args += ["--tlscacert", "/tls/ca.crt", "--tlscert", "/tls/tls.crt", "--tlskey", "/tls/tls.key"]
+    output = {
+        "type": "image",
+        "name": image_reference(recipe, repository),
+        "push": "true",
+        "oci-mediatypes": "true",
+        "compression": "zstd",  # level 1: packs four times faster than gzip at the same size
+        "compression-level": "1",
+        "rewrite-timestamp": "true",
+    }
+    if config.is_insecure(parse_reference(repository).registry):
+        output["registry.insecure"] = "true"
+    return [
+        *args,
+        "build",
+        "--progress=plain",
+        "--frontend=dockerfile.v0",
+        "--local=context=/tmp/context",
+        "--local=dockerfile=/tmp/context",
+        f"--opt=platform={recipe.platform}",
+        f"--opt=build-arg:SOURCE_DATE_EPOCH={SOURCE_DATE_EPOCH}",
+        *(["--no-cache"] if config.no_cache else []),
+        "--output=" + ",".join(f"{key}={value}" for key, value in output.items()),
+        "--metadata-file=/tmp/metadata.json",
+    ]

@@ -1,0 +1,263 @@
+"""A small client of the OCI distribution API: does an image exist, what is its digest, what do its labels say."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+from .errors import RegistryError
+from .reference import Reference, parse_reference
+
+_MANIFESTS = (
+    "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json, "
+    "application/vnd.docker.distribution.manifest.v2+json, application/vnd.docker.distribution.manifest.list.v2+json"
+)
+_MAX_BODY = 4 * 1024 * 1024  # manifests and configs are small; anything larger is not one
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """User and password (or an identity token) for one registry."""
+
+    user: str
+    password: str
+    identity_token: str = ""
+
+
+def credentials_from_docker_config(content: bytes | str) -> dict[str, Credentials]:
+    """Registry host → credentials of a ``.dockerconfigjson``. Raises RegistryError with one sentence."""
+    try:
+        auths = json.loads(content).get("auths", {})
+        out = {}
+        for server, entry in auths.items():
+            user, password = entry.get("username", ""), entry.get("password", "")
+            if entry.get("auth"):
+                user, _, password = base64.b64decode(entry["auth"], validate=True).decode().partition(":")
+            host = re.sub(r"^https?://", "", server).split("/")[0]
+            out[host] = Credentials(user, password, entry.get("identitytoken", ""))
+        return out
+    except (ValueError, AttributeError, TypeError, binascii.Error):
+        raise RegistryError("the registry Secret's .dockerconfigjson is not a Docker config", heals=False) from None
+
+
+class RegistryClient:
+    """Asks registries about images. Use as an async context manager.
+
+    ``insecure`` holds the registries (host[:port]) spoken to over plain http; ``timeout`` is seconds per request.
+    """
+
+    def __init__(
+        self,
+        *,
+        insecure: frozenset[str] = frozenset(),
+        credentials: Mapping[str, Credentials] | None = None,
+        timeout: float = 15.0,
+    ) -> None:
+        self._insecure = insecure
+        self._credentials = dict(credentials or {})
+        self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._session: aiohttp.ClientSession | None = None
+        self._tokens: dict[tuple[str, str], str] = {}
+
+    async def __aenter__(self) -> RegistryClient:
+        self._session = aiohttp.ClientSession(timeout=self._timeout)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def resolve(self, ref: str) -> str | None:
+        """Digest (sha256:…) of an image by tag or digest; None when the registry does not have it.
+
+        Raises RegistryError when the registry cannot be reached, denies access or answers nonsense, and BuildError for
+        something that is no reference.
+        """
+        reference = parse_reference(ref)
+        status, headers, body = await self._get(reference, f"manifests/{reference.version}", head=True)
+        if status == 404:
+            return None
+        digest = headers.get("Docker-Content-Digest", "")
+        if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+            status, headers, body = await self._get(reference, f"manifests/{reference.version}")
+            if status == 404:
+                return None
+            self._json(body, reference)
+            digest = "sha256:" + hashlib.sha256(body).hexdigest()
+        if reference.digest and digest != reference.digest:
+            raise RegistryError(
+                f"the registry {reference.registry} answers {digest} when asked for {reference}; "
+                "it, or a proxy before it, mixes images up",
+                heals=False,
+            )
+        return digest
+
+    async def labels(self, ref: str, *, platform: str = "linux/amd64") -> dict[str, str] | None:
+        """Labels of an image; of an index, those of the image for ``platform``. None when the image is not there."""
+        reference = parse_reference(ref)
+        manifest = await self._document(reference, f"manifests/{reference.version}")
+        if manifest is None:
+            return None
+        if "manifests" in manifest:
+            digest = _of_platform(manifest, platform, reference)
+            manifest = await self._document(reference, f"manifests/{digest}")
+        if manifest is None:
+            return None
+        digest = (manifest.get("config") or {}).get("digest", "")
+        config = await self._document(reference, f"blobs/{digest}") if digest else None
+        if config is None:
+            raise RegistryError(
+                f"the registry {reference.registry} has lost the configuration of {reference}", heals=False
+            )
+        return {str(k): str(v) for k, v in ((config.get("config") or {}).get("Labels") or {}).items()}
+
+    async def _document(self, reference: Reference, path: str) -> dict[str, Any] | None:
+        status, _, body = await self._get(reference, path)
+        return None if status == 404 else self._json(body, reference)
+
+    def _json(self, body: bytes, reference: Reference) -> dict[str, Any]:
+        try:
+            found = json.loads(body)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise RegistryError(
+                f"{reference.registry} answers something that is not a registry's JSON for {reference.path}"
+                f"{' (a web page)' if body.lstrip()[:1] == b'<' else ''}; check the address of the registry",
+                heals=False,
+            )
+        return found
+
+    async def _get(
+        self, reference: Reference, path: str, *, head: bool = False
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Status 200 or 404, headers and body. Everything else raises RegistryError."""
+        host = reference.registry
+        scheme = "http" if host in self._insecure else "https"
+        url = f"{scheme}://{host}/v2/{reference.path}/{path}"
+        token_key = (host, reference.path)
+        authorization = self._tokens.get(token_key)
+        for attempt in (1, 2):
+            headers = {"Accept": _MANIFESTS if path.startswith("manifests/") else "*/*"}
+            if authorization:
+                headers["Authorization"] = authorization
+            status, got, body = await self._request("HEAD" if head else "GET", url, headers, host)
+            if status == 401 and attempt == 1:
+                authorization = await self._authorize(got.get("WWW-Authenticate", ""), reference)
+                if authorization is None:
+                    break
+                self._tokens[token_key] = authorization
+                continue
+            break
+        if status in (401, 403):
+            has = "the credentials given" if host in self._credentials else "no credentials"
+            raise RegistryError(
+                f"the registry {host} denies access to {reference.path} with {has} ({status}); "
+                "check the registry Secret",
+                heals=False,
+            )
+        if status in (200, 404):
+            kind = got.get("Content-Type", "")
+            if "text/html" in kind:
+                raise RegistryError(
+                    f"{host} answers with a web page instead of a registry's JSON; check the address of the registry",
+                    heals=False,
+                )
+            return status, got, body
+        raise RegistryError(
+            f"the registry {host} answers {status} for {reference.path}", heals=status >= 500 or status == 429
+        )
+
+    async def _request(
+        self, method: str, url: str, headers: Mapping[str, str], host: str
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        if self._session is None:
+            raise RuntimeError("RegistryClient is used outside 'async with'")
+        try:
+            async with self._session.request(method, url, headers=headers) as response:
+                body = await response.content.read(_MAX_BODY + 1)
+                while len(body) <= _MAX_BODY and (more := await response.content.read(_MAX_BODY + 1 - len(body))):
+                    body += more
+                if len(body) > _MAX_BODY:
+                    raise RegistryError(
+                        f"{host} answers more than {_MAX_BODY // 2**20} MiB for a manifest", heals=False
+                    )
+                return response.status, dict(response.headers), body
+        except TimeoutError:
+            raise RegistryError(
+                f"the registry {host} does not answer within {self._timeout.total:g} s", heals=True
+            ) from None
+        except aiohttp.ClientSSLError as error:
+            hint = (
+                "add it to the operator's insecureRegistries if it speaks plain http"
+                if "WRONG_VERSION_NUMBER" in str(error) or "record layer" in str(error)
+                else "its certificate is not trusted"
+            )
+            raise RegistryError(f"the registry {host} gives no valid TLS; {hint}", heals=False) from None
+        except aiohttp.ClientError as error:
+            raise RegistryError(f"the registry {host} cannot be reached: {_why(error)}", heals=True) from None
+
+    async def _authorize(self, challenge: str, reference: Reference) -> str | None:
+        """Value of the Authorization header for a challenge; None when there is nothing to offer."""
+        known = self._credentials.get(reference.registry)
+        basic = None
+        if known and known.user:
+            pair = f"{known.user}:{known.password}".encode()
+            basic = "Basic " + base64.b64encode(pair).decode()
+        scheme, _, rest = challenge.partition(" ")
+        if scheme.lower() == "basic":
+            return basic
+        if scheme.lower() != "bearer":
+            return None
+        fields = dict(re.findall(r'(\w+)="([^"]*)"', rest))
+        realm = fields.get("realm", "")
+        if not re.match(r"https?://", realm):
+            raise RegistryError(
+                f"the registry {reference.registry} names no usable token service ({realm!r})", heals=False
+            )
+        if basic and realm.startswith("http://") and reference.registry not in self._insecure:
+            raise RegistryError(
+                f"the registry {reference.registry} asks to send credentials over plain http to {realm}; refused",
+                heals=False,
+            )
+        query = {"scope": fields.get("scope") or f"repository:{reference.path}:pull"}
+        if fields.get("service"):
+            query["service"] = fields["service"]
+        url = str(URL(realm).update_query(query))
+        host = URL(realm).host or realm
+        status, _, body = await self._request("GET", url, {"Authorization": basic} if basic else {}, host)
+        if status in (401, 403):
+            return None
+        if status != 200:
+            raise RegistryError(f"the token service {host} answers {status}", heals=status >= 500 or status == 429)
+        found = self._json(body, reference)
+        token = found.get("token") or found.get("access_token")
+        return f"Bearer {token}" if token else None
+
+
+def _of_platform(index: Mapping[str, Any], platform: str, reference: Reference) -> str:
+    system, _, machine = platform.partition("/")
+    for entry in index.get("manifests") or []:
+        where = entry.get("platform") or {}
+        if where.get("os") == system and where.get("architecture") == machine.split("/")[0]:
+            return str(entry.get("digest", ""))
+    raise RegistryError(f"{reference} has no image for {platform}", heals=False)
+
+
+def _why(error: BaseException) -> str:
+    text = str(error) or type(error).__name__
+    found = re.search(r"\[([^\]]*)\]$", text)
+    return (found[1] if found and found[1] else text)[:200]

@@ -38,3 +38,23 @@ ENGINE_PORT_NAME = "http"
 GPU_RESOURCE = "nvidia.com/gpu"
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
 GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"  # MiB, as GPU feature discovery writes it
+
+# Engine flags that the operator sets itself: given twice they would contradict what is measured.
+MANAGED_FLAGS = frozenset(
+    {
+        "--model-path",
+        "--model",
+        "--revision",
+        "--host",
+        "--port",
+        "--enable-metrics",
+        "--tp",
+        "--tp-size",
+        "--tensor-parallel-size",
+        "--speculative-algorithm",
+        "--speculative-draft-model-path",
+        "--speculative-draft-model",
+        "--speculative-draft-model-revision",
+        "--speculative-ddtree-budget",
+    }
+)

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
+from ddtree_operator.api.names import MANAGED_FLAGS
+
 DURATION = r"^([0-9]+h)?([0-9]+m)?([0-9]+s)?$"
 PERCENT = r"^[0-9]+(\.[0-9]+)?%$"
 GAIN = r"^\+[0-9]+(\.[0-9]+)?%$"
@@ -119,6 +121,9 @@ class EngineSpec(Model):
     def _one_image(self) -> EngineSpec:
         if self.image and self.build:
             raise ValueError("image and build are both given; keep one")
+        managed = sorted({a.split("=", 1)[0] for a in self.args} & MANAGED_FLAGS)
+        if managed:
+            raise ValueError(f"args has {', '.join(managed)}, which the operator sets; use the fields of spec instead")
         return self
 
 

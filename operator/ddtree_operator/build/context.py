@@ -92,7 +92,8 @@ def context_files(recipe: Recipe, plugins: Mapping[str, bytes]) -> dict[str, byt
         largest = max(files, key=lambda name: len(files[name]))
         raise BuildError(
             f"patch series and plugin wheels are {size // 1024} KiB together, more than the "
-            f"{MAX_CONTEXT_BYTES // 1024} KiB a ConfigMap takes (largest: {largest}, {len(files[largest]) // 1024} KiB); "
+            f"{MAX_CONTEXT_BYTES // 1024} KiB a ConfigMap takes (largest: {largest}, "
+            f"{len(files[largest]) // 1024} KiB); "
             "give large wheels as kernelWheels by address instead"
         )
     return files

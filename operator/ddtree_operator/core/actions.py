@@ -40,7 +40,7 @@ class ApplyEngines:
     replicas: int
     image: str
     spec: dict[str, Any]  # the revision's part of the spec, with ``engine.speculative`` as it is to run
-    pins: dict[str, str] = field(default_factory=dict)
+    pins: dict[str, Any] = field(default_factory=dict)
     grace: float = 30.0
 
 

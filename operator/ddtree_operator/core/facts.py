@@ -68,7 +68,7 @@ class Revision:
     by: str = ""
     attempt: int = 0
     progress: Progress | None = None
-    pins: dict[str, str] = field(default_factory=dict)
+    pins: dict[str, Any] = field(default_factory=dict)  # placement's choice, as it wrote it
     summary: dict[str, Any] = field(default_factory=dict)  # the verdict that decided: acceptLength, throughput, …
     fallback: str = ""  # undo: the revision to serve instead
     handled: str = ""  # id of the last request acted on while this was the wanted revision
@@ -99,7 +99,7 @@ class PlacementFact:
 
     fits: bool
     message: str = ""
-    pins: dict[str, str] = field(default_factory=dict)
+    pins: dict[str, Any] = field(default_factory=dict)
     nodes: tuple[dict[str, Any], ...] = ()
 
 

@@ -150,8 +150,11 @@ def status(
         out["blocked"] = blocked
     if r.seen.placement is not None:
         out["nodes"] = list(r.seen.placement.nodes)[:NODES]
+    elif old.get("nodes"):
+        out["nodes"] = old["nodes"]  # looked at while a revision is placed
     if wanted.pins:
-        out["pinned"] = [f"{k}={v}" for k, v in sorted(wanted.pins.items())]
+        pins = ((k, ",".join(v[:NODES]) if isinstance(v, list) else v) for k, v in sorted(wanted.pins.items()))
+        out["pinned"] = [f"{k}={v}" for k, v in pins]
     if wanted.handled:
         request = r.seen.request
         who = {"verb": str(request.verb), "by": request.by} if request and request.id == wanted.handled else {}

@@ -6,8 +6,7 @@ import hashlib
 import json
 from typing import Any
 
-from pydantic import ValidationError
-
+from ddtree_operator.api.refusals import parse_spec
 from ddtree_operator.api.spec import Algorithm, DDTreeSpec, Speculative
 
 # Fields whose change needs a new canary. Replicas, canary policy, traffic and rollback settings do not.
@@ -39,21 +38,6 @@ def baseline_speculative(spec: DDTreeSpec) -> Speculative:
     return wanted
 
 
-def sentence(error: ValidationError) -> str:
-    """One sentence for a refused spec: where, and what is wrong; the first problem leads, others are counted."""
-    problems = error.errors(include_url=False)
-    first = problems[0]
-    where = ".".join(["spec", *(str(x) for x in first["loc"])])
-    words = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        words = "unknown field; remove it or correct its name"
-    more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
-    return f"{where}: {words}{more}"
-
-
 def parse(raw: dict[str, Any]) -> DDTreeSpec:
-    """The spec as a model. Raises ValueError with one sentence."""
-    try:
-        return DDTreeSpec.model_validate(raw)
-    except ValidationError as error:
-        raise ValueError(sentence(error)) from None
+    """The spec as a model. Raises ValueError with one sentence per mistake."""
+    return parse_spec(raw)

@@ -1,0 +1,1 @@
+"""The demo: one resource, five rollouts, a client that never stops asking."""

@@ -1,0 +1,159 @@
+"""What the demo applies: namespaces, models, client, and the resource in its five shapes."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+NAMESPACE = "demo"
+SYSTEM = "ddtree-system"
+NAME = "demo"
+
+Object = dict[str, Any]
+
+
+def namespaces() -> list[Object]:
+    """The demo's namespace, in which every pod must be restricted."""
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
+        }
+    ]
+
+
+def models(folder: str) -> list[Object]:
+    """The models' folder on the node as a volume that pods of the namespace may claim."""
+    size = {"storage": "10Gi"}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": "demo-models", "labels": {"ddtree.dev/demo": "models"}},
+            "spec": {
+                "capacity": size,
+                "accessModes": ["ReadOnlyMany"],
+                "persistentVolumeReclaimPolicy": "Retain",
+                "storageClassName": "",
+                "hostPath": {"path": folder, "type": "Directory"},
+                "claimRef": {"namespace": NAMESPACE, "name": "models"},
+            },
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "models", "namespace": NAMESPACE},
+            "spec": {
+                "accessModes": ["ReadOnlyMany"],
+                "storageClassName": "",
+                "volumeName": "demo-models",
+                "resources": {"requests": size},
+            },
+        },
+    ]
+
+
+def engine_defaults(max_total_tokens: int) -> Object:
+    """What every engine of this installation gets: the models' volume, and sizes that fit two cores."""
+    return {
+        "env": {"OMP_NUM_THREADS": "1"},
+        "args": ["--max-total-tokens", str(max_total_tokens), "--max-running-requests", "4"],
+        "podTemplate": {
+            "spec": {
+                "containers": [
+                    {"name": "engine", "volumeMounts": [{"name": "models", "mountPath": "/models", "readOnly": True}]}
+                ],
+                "volumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}}],
+            }
+        },
+    }
+
+
+def series(name: str, folder: Path) -> Object:
+    """A patch series as a ConfigMap."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "binaryData": {p.name: base64.b64encode(p.read_bytes()).decode() for p in sorted(folder.iterdir())},
+    }
+
+
+def prompts(text: str) -> Object:
+    """The prompt set as a ConfigMap."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "prompts", "namespace": NAMESPACE},
+        "data": {"prompts.jsonl": text},
+    }
+
+
+def client(image: str, prompt_texts: list[str], target: str) -> list[Object]:
+    """The client's pod and its script."""
+    env = {"TARGET": target, "PROMPTS": json.dumps(prompt_texts), "EVERY": "1.0", "TOKENS": "8"}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "client", "namespace": NAMESPACE},
+            "data": {"client.py": (HERE / "client.py").read_text()},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "client", "namespace": NAMESPACE},
+            "spec": {
+                "restartPolicy": "Never",
+                "automountServiceAccountToken": False,
+                "enableServiceLinks": False,
+                "securityContext": {
+                    "runAsNonRoot": True,
+                    "runAsUser": 65532,
+                    "seccompProfile": {"type": "RuntimeDefault"},
+                },
+                "containers": [
+                    {
+                        "name": "client",
+                        "image": image,
+                        "command": ["python3", "-u", "/client/client.py"],
+                        "env": [{"name": k, "value": v} for k, v in env.items()],
+                        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                        "volumeMounts": [{"name": "client", "mountPath": "/client"}],
+                    }
+                ],
+                "volumes": [{"name": "client", "configMap": {"name": "client"}}],
+            },
+        },
+    ]
+
+
+def resource(
+    *,
+    algorithm: str,
+    budget: int | None = None,
+    drafter: str = "/models/drafter",
+    series_map: str | None = None,
+    analysis: Object | None = None,
+) -> Object:
+    """The DDTreeDeployment in one of its shapes."""
+    speculative: Object = {"algorithm": algorithm} | ({"budget": budget} if budget else {})
+    engine: Object = {"speculative": speculative}
+    if series_map:
+        engine["build"] = {"series": {"configMapRef": series_map}}
+    return {
+        "apiVersion": "ddtree.dev/v1alpha1",
+        "kind": "DDTreeDeployment",
+        "metadata": {"name": NAME, "namespace": NAMESPACE},
+        "spec": {
+            "model": {"path": "/models/target"},
+            "drafter": {"path": drafter},
+            "engine": engine,
+            "canary": {"analysis": {"prompts": {"configMapRef": "prompts"}, **(analysis or {})}},
+            "traffic": {"drain": "10s"},
+        },
+    }

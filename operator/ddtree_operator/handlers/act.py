@@ -1,0 +1,203 @@
+"""The core's actions, carried out. Each is safe to repeat and safe to be interrupted after."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from typing import Any
+
+from ddtree_operator.analysis.policy import Policy
+from ddtree_operator.api.names import API_VERSION, ENGINE_PORT, KIND
+from ddtree_operator.api.spec import Algorithm, DDTreeSpec
+from ddtree_operator.core.actions import (
+    Action,
+    Analyze,
+    ApplyEngines,
+    ApplyService,
+    DeleteEngines,
+    Emit,
+    PruneRevision,
+    SaveRevision,
+    StartBuild,
+)
+from ddtree_operator.core.revisions import baseline_speculative, parse
+from ddtree_operator.core.units import epoch, iso
+from ddtree_operator.handlers import memory, records
+from ddtree_operator.handlers.analyses import Analyses
+from ddtree_operator.handlers.builds import Builds
+from ddtree_operator.handlers.kube import CONFIG_MAP, DEPLOYMENT, REVISION, SERVICE, ApiError, Kube, Object
+from ddtree_operator.handlers.observe import View
+from ddtree_operator.handlers.places import affinity_of
+from ddtree_operator.handlers.settings import Settings
+from ddtree_operator.probe.engine import engine_reader
+from ddtree_operator.rollout import manifests
+
+log = logging.getLogger("ddtree.act")
+
+EVENT_QUIET = 300.0  # seconds in which the same Event is not repeated
+
+
+class Actor:
+    """Writes what the core decided."""
+
+    def __init__(self, kube: Kube, builds: Builds, analyses: Analyses, settings: Settings, session: Any) -> None:
+        self._kube = kube
+        self._builds = builds
+        self._analyses = analyses
+        self._settings = settings
+        self._session = session
+        self._said: dict[tuple[str, str, str], float] = {}
+        self.refused: dict[tuple[str, str, str], tuple[float, str]] = {}  # (ns, name, revision) -> (when, why)
+
+    async def act(self, view: View, action: Action) -> None:
+        """Carry out one action."""
+        meta = view.resource["metadata"]
+        namespace, name = meta["namespace"], meta["name"]
+        match action:
+            case SaveRevision(revision):
+                obj = memory.to_object(revision, view.resource)
+                if await self._kube.create(obj) is None:
+                    await self._kube.patch(REVISION, namespace, obj["metadata"]["name"], memory.state_patch(revision))
+            case PruneRevision(revision):
+                await self._kube.delete(REVISION, namespace, memory.object_name(name, revision.hash))
+                steps = range(len(view.spec.canary.steps) if view.spec else 0)
+                for attempt in range(revision.attempt + 1):
+                    for step in steps:
+                        record = records.object_name(name, revision.hash, attempt, step)
+                        await self._kube.delete(CONFIG_MAP, namespace, record)
+            case StartBuild():
+                wanted = view.observed.revision(action.revision)
+                if view.order is not None and wanted is not None:
+                    await self._builds.start(view.order, view.resource, wanted)
+            case ApplyEngines():
+                await self._engines(view, action)
+            case DeleteEngines(set_name):
+                await self._kube.delete(DEPLOYMENT, namespace, set_name)
+            case ApplyService():
+                await self._service(view, action)
+            case Analyze():
+                await self._analyze(view, action)
+            case Emit():
+                await self.emit(view.resource, action)
+
+    async def _engines(self, view: View, action: ApplyEngines) -> None:
+        meta = view.resource["metadata"]
+        namespace = meta["namespace"]
+        live = view.objects.get(action.name)
+        if live is not None:
+            if int(live["spec"].get("replicas", 1)) != action.replicas:
+                await self._kube.patch(DEPLOYMENT, namespace, action.name, {"spec": {"replicas": action.replicas}})
+            return
+        assert view.spec is not None
+        spec = _as_spec(view.spec, action)
+        affinity = affinity_of(spec, action.pins)
+        obj = manifests.engines(action, spec, view.resource, self._settings.engine, affinity)
+        key = (namespace, meta["name"], action.revision)
+        try:
+            await self._kube.create(obj)
+            self.refused.pop(key, None)
+        except ApiError as error:
+            if error.status not in {400, 403, 422}:
+                raise
+            self.refused[key] = (time.time(), f"the API server refused Deployment {action.name}: {error}")
+
+    async def _service(self, view: View, action: ApplyService) -> None:
+        meta = view.resource["metadata"]
+        at = iso(action.at)
+        if await self._kube.create(manifests.service(view.resource, action.selector, at)) is not None:
+            return
+        gone = {k: None for k in (view.observed.service_selector or {}) if k not in action.selector}
+        body = {
+            "metadata": {"annotations": {manifests.ANNOTATION_SWITCHED_AT: at}},
+            "spec": {"selector": {**gone, **action.selector}},
+        }
+        await self._kube.patch(SERVICE, meta["namespace"], meta["name"], body)
+
+    async def _analyze(self, view: View, action: Analyze) -> None:
+        key, spec = view.analysis_key, view.spec
+        if key is None or spec is None:
+            return
+        baseline, canary = view.observed.set(action.baseline), view.observed.set(action.canary)
+        urls = [[f"http://{p.ip}:{ENGINE_PORT}" for p in s.ready] if s else [] for s in (baseline, canary)]
+        if not urls[0] or not urls[1]:
+            return
+        wanted = spec.canary.analysis
+        if not self._analyses.known(key):
+            policy = Policy.from_spec(
+                wanted,
+                dtype=await self._dtype(spec, urls[1][0]),
+                canary_speculates=spec.engine.speculative.algorithm is not Algorithm.NONE,
+                baseline_speculates=_baseline_speculates(view, baseline.revision if baseline else "", action),
+            )
+            earlier = await records.load(self._kube, key)
+            pairs, started = earlier if earlier else ([], "")
+            self._analyses.adopt(key, policy, wanted.max_pairs, pairs, epoch(started) or time.time())
+        self._analyses.ensure(
+            key,
+            prompts=view.prompts,
+            baseline_urls=urls[0],
+            canary_urls=urls[1],
+            seed=wanted.seed,
+            concurrency=wanted.concurrency,
+            max_tokens=wanted.max_tokens,
+        )
+
+    async def _dtype(self, spec: DDTreeSpec, url: str) -> str:
+        try:
+            return (await engine_reader(spec.engine.kind, self._session, url).info()).dtype
+        except Exception as error:
+            log.warning("dtype of %s not read, bfloat16 is assumed: %s", url, error)
+            return "bfloat16"
+
+    async def emit(self, resource: Object, event: Emit) -> None:
+        """Write an Event, unless the same one was written a short while ago. Never fails the reconcile."""
+        meta = resource["metadata"]
+        key = (meta["uid"], event.reason, event.message)
+        now = time.time()
+        if now - self._said.get(key, 0.0) < EVENT_QUIET:
+            return
+        self._said = {k: t for k, t in self._said.items() if now - t < EVENT_QUIET} | {key: now}
+        obj = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{meta['name']}.{uuid.uuid4().hex[:12]}", "namespace": meta["namespace"]},
+            "involvedObject": {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "name": meta["name"],
+                "namespace": meta["namespace"],
+                "uid": meta["uid"],
+            },
+            "type": event.type,
+            "reason": event.reason,
+            "message": event.message[:1000],
+            "source": {"component": "ddtree-operator"},
+            "firstTimestamp": iso(now),
+            "lastTimestamp": iso(now),
+            "count": 1,
+        }
+        try:
+            await self._kube.create(obj)
+        except ApiError as error:
+            log.warning("Event %s not written: %s", event.reason, error)
+
+
+def _as_spec(current: DDTreeSpec, action: ApplyEngines) -> DDTreeSpec:
+    """The spec that an engine set runs: the revision's own part over the resource's present rest."""
+    rest = current.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    for key in ("model", "drafter", "engine", "placement"):
+        rest.pop(key, None)
+    return parse(rest | action.spec)
+
+
+def _baseline_speculates(view: View, revision: str, action: Analyze) -> bool | None:
+    baseline = view.observed.set(action.baseline)
+    if baseline is None or view.spec is None:
+        return None
+    if baseline.baseline:
+        return baseline_speculative(view.spec).algorithm is not Algorithm.NONE
+    known = view.observed.revision(revision)
+    if known is None:
+        return None
+    return str(known.spec.get("engine", {}).get("speculative", {}).get("algorithm", "DDTREE")) != "NONE"

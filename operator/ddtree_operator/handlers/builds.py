@@ -1,0 +1,154 @@
+"""Builds of one resource: which recipe it asks for, where that stands, and starting it when nobody has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ddtree_operator.api.names import LABEL_DEPLOYMENT, LABEL_REVISION
+from ddtree_operator.api.spec import BuildSpec, DDTreeSpec, SeriesRef
+from ddtree_operator.build.config import BuildConfig
+from ddtree_operator.build.errors import BuildError, RegistryError
+from ddtree_operator.build.job import build_name, build_objects, image_reference
+from ddtree_operator.build.recipe import Recipe, push_repository, push_secret, recipe_from_spec
+from ddtree_operator.build.registry import RegistryClient, credentials_from_docker_config
+from ddtree_operator.build.result import job_result
+from ddtree_operator.build.series import load_plugins, load_series, series_from_config_map
+from ddtree_operator.core.facts import BuildFact, Problem, Revision
+from ddtree_operator.core.units import seconds
+from ddtree_operator.handlers.kube import CONFIG_MAP, JOB, POD, SECRET, Kube, Object
+from ddtree_operator.rollout.manifests import owner_reference
+
+ANNOTATION_ATTEMPT = "ddtree.dev/attempt"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A build as it is asked for."""
+
+    recipe: Recipe
+    repository: str
+    secret: str
+    timeout: int
+    plugins: Mapping[str, bytes]
+
+    @property
+    def name(self) -> str:
+        """Name of its Job."""
+        return build_name(self.recipe, self.repository)
+
+    @property
+    def tag(self) -> str:
+        """Tagged reference under which its image is found."""
+        return image_reference(self.recipe, self.repository)
+
+
+class Builds:
+    """Reads and starts builds. Images once found stay known: a digest never changes."""
+
+    def __init__(self, kube: Kube, config: BuildConfig) -> None:
+        self._kube = kube
+        self._config = config
+        self._plugins = load_plugins(config.artefacts)
+        self._found: dict[str, str] = {}  # tagged reference -> repo@sha256:…
+
+    async def order(self, spec: DDTreeSpec, namespace: str) -> Order | Problem | None:
+        """What the resource asks to be built; None when it brings an image; a Problem it can heal from."""
+        if spec.engine.image:
+            return None
+        build = spec.engine.build or BuildSpec()
+        try:
+            files = await self._series(build, namespace)
+            if isinstance(files, Problem):
+                return files
+            recipe = recipe_from_spec(build, self._config, files, self._plugins)
+            repository, secret = push_repository(build, self._config), push_secret(build, self._config)
+        except BuildError as error:
+            return Problem("BuildNotPossible", str(error))
+        if secret and await self._kube.get(SECRET, namespace, secret) is None:
+            return Problem("SecretMissing", f"Secret {secret} does not exist in namespace {namespace}; create it")
+        return Order(recipe, repository, secret, int(seconds(build.timeout)), self._plugins)
+
+    async def _series(self, build: BuildSpec, namespace: str) -> Mapping[str, bytes] | Problem:
+        if not isinstance(build.series, SeriesRef):
+            return load_series(build.series, self._config.artefacts)
+        name = build.series.config_map_ref
+        found = await self._kube.get(CONFIG_MAP, namespace, name)
+        if found is None:
+            return Problem("SeriesMissing", f"ConfigMap {name} does not exist in namespace {namespace}; create it")
+        return series_from_config_map(found)
+
+    async def fact(self, order: Order, namespace: str, revision: Revision) -> BuildFact:
+        """Where the build stands: in the registry, in a Job, or nowhere."""
+        known = self._found.get(order.tag)
+        if known:
+            return BuildFact("done", image=known)
+        job = await self._kube.get(JOB, namespace, order.name)
+        digest: str | None = None
+        if job is not None and not job["metadata"].get("deletionTimestamp"):
+            pods = await self._kube.list(POD, namespace, f"job-name={order.name}")
+            result = job_result(job, pods)
+            if result.state == "running":
+                return BuildFact("running", message=result.sentence or "the builder is at work")
+            if result.state == "failed":
+                if _attempt(job) == _mark(revision):
+                    return BuildFact("failed", message=result.sentence)
+                return BuildFact("none")  # of an earlier attempt: start anew
+            digest = result.digest
+        if digest is None:
+            try:
+                digest = await self._resolve(order, namespace)
+            except RegistryError as error:
+                if error.heals:
+                    return BuildFact("running", message=f"waiting for the registry: {error}")
+                return BuildFact("failed", message=str(error))
+        if digest is None:
+            return BuildFact("none")
+        self._found[order.tag] = f"{order.repository}@{digest}"
+        return BuildFact("done", image=self._found[order.tag])
+
+    async def _resolve(self, order: Order, namespace: str) -> str | None:
+        credentials = None
+        if order.secret:
+            secret = await self._kube.get(SECRET, namespace, order.secret)
+            content = ((secret or {}).get("data") or {}).get(".dockerconfigjson", "")
+            credentials = credentials_from_docker_config(_unbase64(content)) if content else None
+        async with RegistryClient(insecure=self._config.insecure_registries, credentials=credentials) as registry:
+            return await registry.resolve(order.tag)
+
+    async def start(self, order: Order, resource: Object, revision: Revision) -> None:
+        """Create the Job, or replace one that failed in an earlier attempt."""
+        meta = resource["metadata"]
+        objects = build_objects(
+            order.recipe,
+            name=order.name,
+            namespace=meta["namespace"],
+            owner=owner_reference(resource),
+            config=self._config,
+            plugins=order.plugins,
+            repository=order.repository,
+            secret=order.secret,
+            timeout=order.timeout,
+            labels={LABEL_DEPLOYMENT: meta["name"], LABEL_REVISION: revision.hash},
+        )
+        old = await self._kube.get(JOB, meta["namespace"], order.name)
+        if old is not None and _attempt(old) != _mark(revision) and job_result(old, []).state == "failed":
+            await self._kube.delete(JOB, meta["namespace"], order.name)
+        for obj in objects:
+            obj["metadata"] = {**obj["metadata"], "annotations": {ANNOTATION_ATTEMPT: _mark(revision)}}
+            await self._kube.create(obj)
+
+
+def _mark(revision: Revision) -> str:
+    return f"{revision.hash}/{revision.attempt}"
+
+
+def _attempt(job: Object) -> str:
+    return str(job["metadata"].get("annotations", {}).get(ANNOTATION_ATTEMPT, ""))
+
+
+def _unbase64(text: Any) -> bytes:
+    import base64
+
+    return base64.b64decode(text)

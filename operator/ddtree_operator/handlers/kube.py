@@ -1,0 +1,193 @@
+"""Plain objects in and out of the API server, over the Kubernetes client's connection and credentials."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from kubernetes.aio import client, config
+from kubernetes.aio.client.exceptions import ApiException
+
+from ddtree_operator.api.names import FIELD_MANAGER, GROUP, PLURAL, VERSION
+
+Object = dict[str, Any]
+MERGE_PATCH = "application/merge-patch+json"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Where objects of a kind live."""
+
+    prefix: str
+    plural: str
+    namespaced: bool = True
+
+    def path(self, namespace: str = "", name: str = "", sub: str = "") -> str:
+        """URL path of a collection, an object or a subresource."""
+        parts = [self.prefix]
+        if self.namespaced and namespace:
+            parts += ["namespaces", quote(namespace, safe="")]
+        parts.append(self.plural)
+        parts += [quote(x, safe="") for x in (name, sub) if x]
+        return "/".join(parts)
+
+
+DDTREE = Kind(f"/apis/{GROUP}/{VERSION}", PLURAL)
+DEPLOYMENT = Kind("/apis/apps/v1", "deployments")
+REVISION = Kind("/apis/apps/v1", "controllerrevisions")
+SERVICE = Kind("/api/v1", "services")
+CONFIG_MAP = Kind("/api/v1", "configmaps")
+SECRET = Kind("/api/v1", "secrets")
+POD = Kind("/api/v1", "pods")
+JOB = Kind("/apis/batch/v1", "jobs")
+NODE = Kind("/api/v1", "nodes", namespaced=False)
+EVENT = Kind("/api/v1", "events")
+
+_BY_KIND = {
+    "Deployment": DEPLOYMENT,
+    "ControllerRevision": REVISION,
+    "Service": SERVICE,
+    "ConfigMap": CONFIG_MAP,
+    "Job": JOB,
+    "Secret": SECRET,
+    "Event": EVENT,
+}
+
+
+class ApiError(Exception):
+    """A call that the API server refused or that never reached it. ``status`` is 0 when there was no answer."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Kube:
+    """The few verbs the operator uses. Every method raises :class:`ApiError`; none retries."""
+
+    def __init__(self, api: Any, timeout: float = 30.0) -> None:
+        self._api = api
+        self._timeout = timeout
+        self.writes = 0
+        self.on_write: Callable[[str, str], Awaitable[None]] | None = None  # tests stop the operator here
+
+    @classmethod
+    async def connect(cls) -> Kube:
+        """In the cluster by the pod's service account, outside it by the kubeconfig."""
+        settings = client.Configuration()
+        if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
+            config.load_incluster_config(client_configuration=settings)
+        else:
+            await config.load_kube_config(client_configuration=settings)
+        return cls(client.ApiClient(configuration=settings))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._api.close()
+
+    async def _call(
+        self, method: str, path: str, query: dict[str, str] | None = None, body: Any = None, content: str = ""
+    ) -> bytes:
+        headers = {"Accept": "application/json"}
+        if content:
+            headers["Content-Type"] = content
+        verb, url, headers, payload, post = await self._api.param_serialize(
+            method,
+            path,
+            query_params=list((query or {}).items()),
+            header_params=headers,
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        try:
+            answer = await self._api.call_api(
+                verb, url, header_params=headers, body=payload, post_params=post, _request_timeout=self._timeout
+            )
+            data: bytes = await answer.read()
+        except ApiException as error:
+            raise ApiError(int(error.status or 0), _message(error)) from None
+        except Exception as error:  # the client library lets aiohttp's and ssl's errors through
+            raise ApiError(0, f"API server not reached: {error or type(error).__name__}") from None
+        if answer.status >= 400:
+            raise ApiError(answer.status, _body_message(data) or str(answer.reason))
+        if method != "GET":
+            self.writes += 1
+            if self.on_write is not None:
+                await self.on_write(method, path)
+        return data
+
+    async def _object(self, *args: Any, **kwargs: Any) -> Object:
+        found: Object = client.rest.json.loads(await self._call(*args, **kwargs))
+        return found
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """The object, or None when there is none."""
+        try:
+            return await self._object("GET", kind.path(namespace, name))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def list(self, kind: Kind, namespace: str = "", labels: str = "") -> list[Object]:
+        """All objects, page by page, each with the kind that lists leave out."""
+        items: list[Object] = []
+        token = ""
+        while True:
+            query = {"limit": "500"} | ({"labelSelector": labels} if labels else {})
+            page = await self._object("GET", kind.path(namespace), query | ({"continue": token} if token else {}))
+            items += page.get("items", [])
+            token = page.get("metadata", {}).get("continue", "")
+            if not token:
+                return items
+
+    async def create(self, obj: Object) -> Object | None:
+        """Create; None when it was there already."""
+        kind = _BY_KIND[obj["kind"]]
+        try:
+            return await self._object(
+                "POST", kind.path(obj["metadata"]["namespace"]), {"fieldManager": FIELD_MANAGER}, obj
+            )
+        except ApiError as error:
+            if error.status == 409:
+                return None
+            raise
+
+    async def patch(self, kind: Kind, namespace: str, name: str, body: Object, sub: str = "") -> Object:
+        """JSON merge patch."""
+        return await self._object(
+            "PATCH", kind.path(namespace, name, sub), {"fieldManager": FIELD_MANAGER}, body, MERGE_PATCH
+        )
+
+    async def delete(self, kind: Kind, namespace: str, name: str) -> None:
+        """Delete with its dependents; fine when it is gone already."""
+        try:
+            await self._call("DELETE", kind.path(namespace, name), {"propagationPolicy": "Background"})
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    async def log(self, namespace: str, pod: str, container: str = "", tail: int = 60) -> str:
+        """The last lines of a container's log; "" when there is none yet."""
+        query = {"tailLines": str(tail)} | ({"container": container} if container else {})
+        try:
+            return (await self._call("GET", POD.path(namespace, pod, "log"), query)).decode(errors="replace")
+        except ApiError as error:
+            if error.status in {400, 404}:
+                return ""
+            raise
+
+
+def _message(error: Any) -> str:
+    return _body_message(error.body) or str(error.reason or error)
+
+
+def _body_message(body: Any) -> str:
+    try:
+        status = client.rest.json.loads(body)
+        return str(status.get("message", ""))
+    except (TypeError, ValueError, AttributeError):
+        return ""

@@ -1,0 +1,118 @@
+"""The operator process: kopf watches, a queue works, a resync catches whatever a watch missed.
+
+kopf's handlers here only put keys in line: no annotations, no finalizers, nothing kept between events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any
+
+import aiohttp
+import kopf
+
+from ddtree_operator.api.names import GROUP, LABEL_DEPLOYMENT, PLURAL, VERSION
+from ddtree_operator.handlers.health import Health
+from ddtree_operator.handlers.kube import DDTREE, ApiError, Kube
+from ddtree_operator.handlers.queue import Queue
+from ddtree_operator.handlers.reconcile import Reconciler
+from ddtree_operator.handlers.settings import Settings
+
+log = logging.getLogger("ddtree.operator")
+
+# Children whose changes make their resource worth a look.
+CHILDREN = (("apps", "v1", "deployments"), ("", "v1", "pods"), ("batch", "v1", "jobs"))
+
+
+class Operator:
+    """Everything that lives as long as the process."""
+
+    def __init__(self, settings: Settings, namespaces: list[str], host: str, port: int) -> None:
+        self.settings = settings
+        self.namespaces = namespaces
+        self.health = Health(settings.resync)
+        self._host, self._port = host, port
+        self._queue: Queue | None = None
+        self._stack = contextlib.AsyncExitStack()
+        self._kube: Kube | None = None
+        self._reconciler: Reconciler | None = None
+
+    async def start(self) -> None:
+        """Connect and start working."""
+        self._kube = await Kube.connect()
+        self._stack.push_async_callback(self._kube.close)
+        session = await self._stack.enter_async_context(aiohttp.ClientSession())
+        self._reconciler = Reconciler(self._kube, self.settings, session, lambda ns, name: self.wake(ns, name))
+        self._stack.push_async_callback(self._reconciler.analyses.close)
+        self._queue = Queue(self._work)
+        self._queue.start()
+        self._stack.push_async_callback(self._queue.stop)
+        runner = await self.health.start(self._host, self._port)
+        self._stack.push_async_callback(runner.cleanup)
+        resync = asyncio.create_task(self._resync(), name="resync")
+        self._stack.callback(resync.cancel)
+
+    async def stop(self) -> None:
+        """Stop; whatever was under way is picked up by the next start."""
+        await self._stack.aclose()
+
+    def wake(self, namespace: str, name: str) -> None:
+        """Put a resource in line."""
+        if self._queue is not None:
+            self._queue.add((namespace, name))
+
+    async def _work(self, key: tuple[str, str]) -> float | None:
+        assert self._reconciler is not None
+        with self.health.reconciles.time(), self.health.failures.count_exceptions():
+            try:
+                return await self._reconciler.reconcile(key)
+            finally:
+                assert self._kube is not None
+                self.health.writes.set(self._kube.writes)
+
+    async def _resync(self) -> None:
+        assert self._kube is not None
+        while True:
+            try:
+                for namespace in self.namespaces:
+                    for resource in await self._kube.list(DDTREE, namespace):
+                        meta = resource["metadata"]
+                        self.wake(meta["namespace"], meta["name"])
+                self.health.resynced()
+            except ApiError as error:
+                log.warning("resync failed: %s", error)
+            await asyncio.sleep(self.settings.resync)
+
+
+def build(settings: Settings, namespaces: list[str], host: str = "0.0.0.0", port: int = 8080) -> kopf.OperatorRegistry:
+    """A kopf registry with the operator's handlers."""
+    registry = kopf.OperatorRegistry()
+    operator = Operator(settings, namespaces, host, port)
+
+    @kopf.on.startup(registry=registry)
+    async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
+        settings.posting.enabled = False
+        settings.watching.server_timeout = 120
+        settings.watching.client_timeout = 150
+        settings.watching.connect_timeout = 5
+        settings.networking.request_timeout = 30
+        await operator.start()
+
+    @kopf.on.cleanup(registry=registry)
+    async def stop(**_: Any) -> None:
+        await operator.stop()
+
+    @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
+    async def changed(namespace: str | None, name: str | None, **_: Any) -> None:
+        operator.wake(namespace or "", name or "")
+
+    async def child_changed(namespace: str | None, labels: Any, **_: Any) -> None:
+        operator.wake(namespace or "", labels[LABEL_DEPLOYMENT])
+
+    for group, version, plural in CHILDREN:
+        kopf.on.event(
+            group, version, plural, id=f"child-{plural}", labels={LABEL_DEPLOYMENT: kopf.PRESENT}, registry=registry
+        )(child_changed)
+    return registry

@@ -1,0 +1,144 @@
+"""Everything the core needs to know about one resource, read afresh from the API server."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from ddtree_operator.analysis.prompts import Prompt, load_prompts, shipped_prompts
+from ddtree_operator.api.names import LABEL_DEPLOYMENT, LABEL_REVISION
+from ddtree_operator.api.spec import DDTreeSpec
+from ddtree_operator.core import revisions
+from ddtree_operator.core.facts import AnalysisFact, BuildFact, EngineSet, Observed, PlacementFact, Problem, Revision
+from ddtree_operator.handlers import read
+from ddtree_operator.handlers.analyses import Analyses, Key
+from ddtree_operator.handlers.builds import Builds, Order
+from ddtree_operator.handlers.kube import CONFIG_MAP, DEPLOYMENT, NODE, POD, REVISION, SERVICE, Kube, Object
+from ddtree_operator.handlers.memory import from_object
+from ddtree_operator.handlers.places import place
+
+PROMPTS_KEY = "prompts.jsonl"
+
+
+@dataclass(slots=True)
+class View:
+    """One resource as it is seen now, with what the edges need to act."""
+
+    resource: Object
+    observed: Observed
+    spec: DDTreeSpec | None = None
+    order: Order | None = None
+    prompts: list[Prompt] = field(default_factory=list)
+    objects: dict[str, Object] = field(default_factory=dict)  # Deployments by name
+    analysis_key: Key | None = None
+    request_error: str = ""
+
+
+class Observer:
+    """Reads; changes nothing."""
+
+    def __init__(self, kube: Kube, builds: Builds, analyses: Analyses) -> None:
+        self._kube = kube
+        self._builds = builds
+        self._analyses = analyses
+
+    async def look(self, resource: Object) -> View:
+        """The present moment of one resource."""
+        meta = resource["metadata"]
+        namespace, name = meta["namespace"], meta["name"]
+        mine = f"{LABEL_DEPLOYMENT}={name}"
+        deployments, pods, records, service = await asyncio.gather(
+            self._kube.list(DEPLOYMENT, namespace, mine),
+            self._kube.list(POD, namespace, mine),
+            self._kube.list(REVISION, namespace, mine),
+            self._kube.get(SERVICE, namespace, name),
+        )
+        selector, switched_at, service_problem = read.service_facts(service, name)
+        request, request_error = read.request_of(resource)
+        known = tuple(r for r in map(from_object, records) if r is not None)
+        problems = [Problem("ServiceTaken", service_problem)] if service_problem else []
+        view = View(resource, Observed(), request_error=request_error)
+        view.objects = {d["metadata"]["name"]: d for d in deployments}
+        build: BuildFact | None = None
+        placement: PlacementFact | None = None
+        analysis: AnalysisFact | None = None
+        try:
+            view.spec = revisions.parse(resource.get("spec") or {})
+        except ValueError:
+            view.spec = None
+        if view.spec is not None:
+            wanted = next((r for r in known if r.hash == revisions.revision_hash(view.spec)), None)
+            if wanted is not None and not wanted.blocked and wanted.result != "promoted":
+                sets = read.engine_sets(deployments, pods)
+                build, placement, found = await self._rollout(view, wanted, known, selector, sets, namespace, pods)
+                problems += found
+                analysis = await self._analysis(view, wanted, namespace, name)
+        view.observed = Observed(
+            revisions=known,
+            sets=read.engine_sets(deployments, pods),
+            service_selector=selector,
+            switched_at=switched_at,
+            build=build,
+            placement=placement,
+            analysis=analysis,
+            problems=tuple(problems),
+            request=request,
+        )
+        return view
+
+    async def _rollout(
+        self,
+        view: View,
+        wanted: Revision,
+        known: tuple[Revision, ...],
+        selector: dict[str, str] | None,
+        sets: tuple[EngineSet, ...],
+        namespace: str,
+        pods: list[Object],
+    ) -> tuple[BuildFact | None, PlacementFact | None, list[Problem]]:
+        """Facts that matter only while a revision is on its way."""
+        spec = view.spec
+        assert spec is not None
+        problems: list[Problem] = []
+        view.prompts, problem = await self._prompts(spec, namespace)
+        if problem is not None:
+            problems.append(problem)
+        build: BuildFact | None = None
+        if not spec.engine.image and not wanted.image:
+            order = await self._builds.order(spec, namespace)
+            if isinstance(order, Problem):
+                problems.append(order)
+            elif order is not None:
+                view.order = order
+                build = await self._builds.fact(order, namespace, wanted)
+        nodes = await self._kube.list(NODE)
+        stable = next((r for r in known if r.hash == (selector or {}).get(LABEL_REVISION)), None)
+        dedicated = stable is None or spec.baseline.from_ == "spec"
+        running = sum(len(s.pods) for s in sets if s.revision == wanted.hash)
+        needed = max(0, spec.canary.replicas + int(dedicated) - running)
+        keep = wanted.pins or (stable.pins if stable else {})
+        return build, place(nodes, pods, spec, keep=keep, needed=needed), problems
+
+    async def _prompts(self, spec: DDTreeSpec, namespace: str) -> tuple[list[Prompt], Problem | None]:
+        ref = spec.canary.analysis.prompts
+        if ref is None:
+            return shipped_prompts(), None
+        name = ref.config_map_ref
+        found = await self._kube.get(CONFIG_MAP, namespace, name)
+        if found is None:
+            text = f"ConfigMap {name} does not exist in namespace {namespace}; create it with a key {PROMPTS_KEY}"
+            return [], Problem("PromptsMissing", text)
+        content = (found.get("data") or {}).get(PROMPTS_KEY)
+        if content is None:
+            return [], Problem("PromptsMissing", f"ConfigMap {name} has no key {PROMPTS_KEY}; add it")
+        try:
+            return load_prompts(content, f"ConfigMap {name}, {PROMPTS_KEY}"), None
+        except ValueError as error:
+            return [], Problem("PromptsInvalid", str(error))
+
+    async def _analysis(self, view: View, wanted: Revision, namespace: str, name: str) -> AnalysisFact | None:
+        if wanted.progress is None:
+            return None
+        key = (namespace, name, wanted.hash, wanted.attempt, wanted.progress.step)
+        view.analysis_key = key
+        return self._analyses.fact(key)

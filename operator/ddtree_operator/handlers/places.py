@@ -1,0 +1,38 @@
+"""Where a revision's engines go: placement's answer as the core's fact, and as affinity for the pods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddtree_operator.api.spec import DDTreeSpec
+from ddtree_operator.core.facts import PlacementFact
+from ddtree_operator.placement.match import match
+from ddtree_operator.placement.pin import Pins, affinity, choose_group, summary
+
+Object = dict[str, Any]
+
+
+def place(
+    nodes: list[Object], pods: list[Object], spec: DDTreeSpec, *, keep: dict[str, Any], needed: int
+) -> PlacementFact:
+    """Whether ``needed`` further engines have room on alike nodes, and on which. ``keep`` is the earlier choice."""
+    fits = match(nodes, pods, spec.placement)
+    rows = tuple(
+        {"name": f.name, "fits": f.fits, "reason": ", ".join(f.reasons), "free": f.free, "product": f.product}
+        for f in fits
+    )
+    if spec.placement.gpu.per_replica == 0 and spec.placement.pin == "none":
+        return PlacementFact(True, "pinning is off", {}, rows)
+    earlier = Pins.from_status(keep)
+    choice = choose_group(fits, needed, keep=earlier, pin=spec.placement.pin)
+    if choice.pins is None or choice.reason:
+        return PlacementFact(False, f"{choice.reason}; {summary(fits)}" if choice.reason else summary(fits), {}, rows)
+    pins = choice.pins.to_status()
+    if earlier is not None and earlier.kind == choice.pins.kind and spec.placement.pin == "product":
+        pins = keep  # nodes of that kind come and go; the pin is the kind
+    return PlacementFact(True, summary(fits), pins, rows)
+
+
+def affinity_of(spec: DDTreeSpec, pins: dict[str, Any]) -> dict[str, Any]:
+    """Affinity of the engine pods."""
+    return affinity(spec.placement, Pins.from_status(pins))

@@ -1,0 +1,92 @@
+"""A work queue like a controller's: each key at most once in line, one worker per key, errors back off."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+log = logging.getLogger("ddtree.queue")
+
+Key = tuple[str, str]  # namespace, name
+
+
+class Queue:
+    """Runs ``work(key)`` for every key that was added. ``work`` returns seconds until it wants the key again."""
+
+    def __init__(
+        self,
+        work: Callable[[Key], Awaitable[float | None]],
+        *,
+        workers: int = 4,
+        first_retry: float = 0.5,
+        last_retry: float = 30.0,
+    ) -> None:
+        self._work = work
+        self._workers = workers
+        self._first, self._last = first_retry, last_retry
+        self._ready: asyncio.Queue[Key] = asyncio.Queue()
+        self._waiting: set[Key] = set()
+        self._busy: set[Key] = set()
+        self._dirty: set[Key] = set()
+        self._failures: dict[Key, int] = {}
+        self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def add(self, key: Key) -> None:
+        """Put a key in line; once is enough."""
+        if key in self._busy:
+            self._dirty.add(key)
+        elif key not in self._waiting:
+            self._waiting.add(key)
+            self._ready.put_nowait(key)
+
+    def add_later(self, key: Key, seconds: float) -> None:
+        """Put a key in line after a while; the earliest of several wishes counts."""
+        loop = asyncio.get_running_loop()
+        old = self._timers.get(key)
+        if old is not None and not old.cancelled():
+            if old.when() <= loop.time() + seconds and old.when() > loop.time():
+                return
+            old.cancel()
+        self._timers[key] = loop.call_later(seconds, self.add, key)
+
+    @property
+    def depth(self) -> int:
+        """Keys in line."""
+        return len(self._waiting)
+
+    def start(self) -> None:
+        """Start the workers."""
+        self._tasks = [asyncio.create_task(self._loop(), name=f"worker {i}") for i in range(self._workers)]
+
+    async def stop(self) -> None:
+        """Stop the workers after cancelling what they do."""
+        for timer in self._timers.values():
+            timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _loop(self) -> None:
+        while True:
+            key = await self._ready.get()
+            self._waiting.discard(key)
+            self._busy.add(key)
+            try:
+                again = await self._work(key)
+                self._failures.pop(key, None)
+                if again is not None:
+                    self.add_later(key, again)
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                failures = self._failures[key] = self._failures.get(key, 0) + 1
+                delay = min(self._last, self._first * 2 ** (failures - 1))
+                log.warning("%s/%s: %s (again in %.1f s)", *key, error or type(error).__name__, delay)
+                self.add_later(key, delay)
+            finally:
+                self._busy.discard(key)
+                if key in self._dirty:
+                    self._dirty.discard(key)
+                    self.add(key)

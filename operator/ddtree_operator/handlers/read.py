@@ -1,0 +1,107 @@
+"""From Kubernetes objects to the core's facts. Pure: objects in, facts out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import ValidationError
+
+from ddtree_operator.api.actions import ActionRequest
+from ddtree_operator.api.names import ANNOTATION_ACTION, ENGINE_CONTAINER, LABEL_REVISION, LABEL_ROLE
+from ddtree_operator.core.facts import EngineSet, PodFact
+from ddtree_operator.core.units import clip, epoch
+from ddtree_operator.rollout.manifests import ANNOTATION_SWITCHED_AT
+
+Object = dict[str, Any]
+
+# Waiting reasons that are part of a normal start.
+_CALM = {"ContainerCreating", "PodInitializing"}
+
+
+def engine_sets(deployments: list[Object], pods: list[Object]) -> tuple[EngineSet, ...]:
+    """Engine sets with their pods."""
+    out = []
+    for deployment in deployments:
+        meta = deployment["metadata"]
+        own = deployment["spec"]["selector"]["matchLabels"]
+        if meta.get("labels", {}).get(LABEL_ROLE) not in {"engine", "baseline"} or meta.get("deletionTimestamp"):
+            continue
+        mine = [p for p in pods if own.items() <= p["metadata"].get("labels", {}).items()]
+        out.append(
+            EngineSet(
+                name=meta["name"],
+                revision=meta["labels"].get(LABEL_REVISION, ""),
+                baseline=meta["labels"][LABEL_ROLE] == "baseline",
+                replicas=int(deployment["spec"].get("replicas", 1)),
+                pods=tuple(sorted((pod_fact(p) for p in mine), key=lambda p: p.name)),
+                failure=_failure(deployment),
+            )
+        )
+    return tuple(sorted(out, key=lambda s: s.name))
+
+
+def _failure(deployment: Object) -> str:
+    for c in deployment.get("status", {}).get("conditions", []):
+        if c.get("type") == "ReplicaFailure" and c.get("status") == "True":
+            return clip(str(c.get("message", "pods cannot be created")), 400)
+    return ""
+
+
+def pod_fact(pod: Object) -> PodFact:
+    """What matters of a pod."""
+    meta, status = pod["metadata"], pod.get("status", {})
+    conditions = {c.get("type"): c for c in status.get("conditions", [])}
+    container: Object = next((c for c in status.get("containerStatuses", []) if c.get("name") == ENGINE_CONTAINER), {})
+    waiting = container.get("state", {}).get("waiting") or {}
+    ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") == "False":
+        reason, message = scheduled.get("reason", "Unschedulable"), scheduled.get("message", "")
+    if reason in _CALM:
+        message = ""
+    restarts = int(container.get("restartCount", 0))
+    exit_message = str(ended.get("message", ""))
+    if ended and not exit_message:
+        exit_message = "error: " + _ended(ended) if ended.get("exitCode") else ""
+    return PodFact(
+        name=meta["name"],
+        ip=status.get("podIP", ""),
+        node=pod.get("spec", {}).get("nodeName", ""),
+        ready=conditions.get("Ready", {}).get("status") == "True",
+        deleting="deletionTimestamp" in meta,
+        restarts=restarts,
+        waiting=reason,
+        message=clip(str(message), 400),
+        exit_message=exit_message[-4000:],
+        exit_code=ended.get("exitCode"),
+    )
+
+
+def _ended(ended: Object) -> str:
+    if ended.get("reason") == "OOMKilled":
+        return "the engine ran out of memory (OOMKilled); raise its memory limit or lower --mem-fraction-static"
+    return f"the engine ended with exit code {ended.get('exitCode')} and left no message"
+
+
+def service_facts(service: Object | None, name: str) -> tuple[dict[str, str] | None, float, str]:
+    """Selector, time of the last switch, and what is wrong with a Service that is not ours."""
+    if service is None:
+        return None, 0.0, ""
+    meta = service["metadata"]
+    if not any(o.get("kind") == "DDTreeDeployment" and o.get("name") == name for o in meta.get("ownerReferences", [])):
+        return None, 0.0, f"Service {name} exists and does not belong to this resource; rename one of them"
+    at = epoch(meta.get("annotations", {}).get(ANNOTATION_SWITCHED_AT))
+    return dict(service["spec"].get("selector") or {}), at, ""
+
+
+def request_of(resource: Object) -> tuple[ActionRequest | None, str]:
+    """The command in the annotation, and a sentence when it cannot be read."""
+    text = resource["metadata"].get("annotations", {}).get(ANNOTATION_ACTION)
+    if not text:
+        return None, ""
+    try:
+        return ActionRequest.model_validate(json.loads(text)), ""
+    except (ValueError, ValidationError):
+        return None, f"annotation {ANNOTATION_ACTION} is not a request; use ddtreectl rollout to write it"

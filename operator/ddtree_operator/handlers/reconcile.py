@@ -1,0 +1,105 @@
+"""One resource, looked at and brought one step further. Called for events, after a while, and on resync."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import aiohttp
+
+from ddtree_operator.core.actions import Emit
+from ddtree_operator.core.decide import decide
+from ddtree_operator.core.facts import Problem
+from ddtree_operator.handlers import records
+from ddtree_operator.handlers.act import Actor
+from ddtree_operator.handlers.analyses import Analyses, Key, Running
+from ddtree_operator.handlers.builds import Builds
+from ddtree_operator.handlers.kube import DDTREE, Kube
+from ddtree_operator.handlers.observe import Observer, View
+from ddtree_operator.handlers.settings import Settings
+from ddtree_operator.rollout.merge import difference
+
+log = logging.getLogger("ddtree.reconcile")
+
+BUSY = 2.0  # seconds between looks while a rollout is under way
+REFUSED_AGAIN = 60.0  # seconds after which a refused write is tried again
+_MOVING = {"Building", "Placing", "Starting", "Analyzing", "Promoting", "Pending", "Degraded"}
+
+
+class Reconciler:
+    """Joins observer, core and actor."""
+
+    def __init__(self, kube: Kube, settings: Settings, session: aiohttp.ClientSession, wake: Any) -> None:
+        self._kube = kube
+        self._settings = settings
+        self._resources: dict[tuple[str, str], dict[str, Any]] = {}
+        self.analyses = Analyses(session, self._save_record, wake)
+        builds = Builds(kube, settings.build)
+        self._observer = Observer(kube, builds, self.analyses)
+        self._actor = Actor(kube, builds, self.analyses, settings, session)
+
+    async def _save_record(self, key: Key, run: Running) -> str:
+        resource = self._resources.get(key[:2])
+        return await records.save(self._kube, key, run, resource) if resource else ""
+
+    async def reconcile(self, key: tuple[str, str]) -> float | None:
+        """One look. Returns seconds until the next one is wanted; None for a resource that is gone."""
+        namespace, name = key
+        resource = await self._kube.get(DDTREE, namespace, name)
+        if resource is None or resource["metadata"].get("deletionTimestamp"):
+            self.analyses.forget(namespace, name)
+            self._resources.pop(key, None)
+            return None
+        self._resources[key] = resource
+        view = await self._observer.look(resource)
+        self._refused(view)
+        old = resource.get("status") or {}
+        decision = decide(
+            name,
+            resource.get("spec") or {},
+            view.observed,
+            time.time(),
+            generation=int(resource["metadata"].get("generation", 0)),
+            status=old,
+        )
+        self.analyses.forget(namespace, name, keep=view.analysis_key)
+        for action in decision.actions:
+            if not isinstance(action, Emit):
+                log.info("%s/%s: %s", namespace, name, _brief(action))
+            await self._actor.act(view, action)
+        if view.request_error:
+            await self._actor.emit(resource, Emit("Warning", "RequestRefused", view.request_error))
+        patch = difference(old, decision.status)
+        if patch:
+            await self._kube.patch(DDTREE, namespace, name, {"status": patch}, sub="status")
+        if decision.again:
+            return 0.05
+        return BUSY if decision.status.get("phase") in _MOVING else self._settings.resync
+
+    def _refused(self, view: View) -> None:
+        """What the API server refused to create is a problem of the spec until it is tried again."""
+        meta = view.resource["metadata"]
+        for key, (at, why) in list(self._actor.refused.items()):
+            if key[:2] != (meta["namespace"], meta["name"]):
+                continue
+            if time.time() - at > REFUSED_AGAIN:
+                del self._actor.refused[key]
+            else:
+                problem = Problem("EnginesRefused", f"{why}; correct spec.engine.podTemplate or the cluster's policy")
+                seen = view.observed
+                view.observed = type(seen)(
+                    **{f: getattr(seen, f) for f in seen.__dataclass_fields__ if f != "problems"},
+                    problems=(*seen.problems, problem),
+                )
+
+
+def _brief(action: Any) -> str:
+    kind = type(action).__name__
+    for field in ("name", "selector", "revision"):
+        value = getattr(action, field, None)
+        if value is not None:
+            shown = getattr(value, "hash", value)
+            result = getattr(value, "result", "")
+            return f"{kind} {shown}" + (f" {result}" if result else "")
+    return kind

@@ -1,0 +1,63 @@
+"""Records of analyses: one owned ConfigMap per analysis, from which the verdict can be computed again."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from ddtree_operator.analysis import record
+from ddtree_operator.analysis.types import Pair
+from ddtree_operator.core.units import iso
+from ddtree_operator.handlers.analyses import Key, Running
+from ddtree_operator.handlers.kube import CONFIG_MAP, Kube, Object
+from ddtree_operator.rollout.manifests import labels, owner_reference
+
+FILE = "pairs.jsonl.gz"
+ANNOTATION_STARTED = "ddtree.dev/started-at"
+
+
+def object_name(name: str, revision: str, attempt: int, step: int) -> str:
+    """Name of the record's ConfigMap."""
+    return f"{name}-{revision}-a{attempt}-s{step}"
+
+
+def to_object(key: Key, run: Running, resource: Object) -> Object:
+    """The record as a ConfigMap. ``run`` has a verdict."""
+    meta = resource["metadata"]
+    assert run.verdict is not None
+    notes = {"namespace": key[0], "name": key[1], "revision": key[2], "attempt": str(key[3]), "step": str(key[4])}
+    kept = record.Record(run.policy, tuple(run.pairs), run.verdict, seed=run.seed, notes=notes)
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": object_name(key[1], key[2], key[3], key[4]),
+            "namespace": meta["namespace"],
+            "labels": labels(meta["name"], role="record", revision=key[2]),
+            "annotations": {ANNOTATION_STARTED: iso(run.started_at)},
+            "ownerReferences": [owner_reference(resource)],
+        },
+        "binaryData": {FILE: base64.b64encode(record.dump(kept)).decode()},
+        "data": {"outcome": str(run.verdict.outcome), "reason": run.verdict.reason},
+    }
+
+
+async def save(kube: Kube, key: Key, run: Running, resource: Object) -> str:
+    """Write the record; returns its digest."""
+    obj = to_object(key, run, resource)
+    if await kube.create(obj) is None:
+        body: dict[str, Any] = {"binaryData": obj["binaryData"], "data": obj["data"]}
+        await kube.patch(CONFIG_MAP, key[0], obj["metadata"]["name"], body)
+    return record.digest(base64.b64decode(obj["binaryData"][FILE]))
+
+
+async def load(kube: Kube, key: Key) -> tuple[list[Pair], str] | None:
+    """Pairs of an earlier run of this analysis and when it began; None when there is no usable record."""
+    obj = await kube.get(CONFIG_MAP, key[0], object_name(key[1], key[2], key[3], key[4]))
+    if obj is None:
+        return None
+    try:
+        kept = record.load(base64.b64decode(obj["binaryData"][FILE]))
+    except (KeyError, ValueError):
+        return None
+    return list(kept.pairs), obj["metadata"].get("annotations", {}).get(ANNOTATION_STARTED, "")

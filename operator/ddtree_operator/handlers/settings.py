@@ -1,0 +1,106 @@
+"""The operator's settings: one YAML file (the chart's ConfigMap), checked at start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ddtree_operator.build.config import BuildConfig
+from ddtree_operator.rollout.manifests import EngineDefaults
+
+DEFAULT_PATH = "/etc/ddtree/config.yaml"
+
+# Keys of the file that go to the builder as they are.
+_BUILD_TEXT = {
+    "baseImage": "base_image",
+    "pushRepository": "push_repository",
+    "pushSecret": "push_secret",
+    "wheelhouse": "wheelhouse",
+    "builderAddress": "builder_address",
+    "builderImage": "builder_image",
+    "builderTlsSecret": "builder_tls_secret",
+    "serviceAccount": "service_account",
+    "artefacts": "artefacts",
+    "device": "device",
+    "python": "python",
+}
+_OTHER = {"insecureRegistries", "engineDefaults", "watchNamespaces", "resyncSeconds", "logLevel"}
+
+
+class SettingsError(ValueError):
+    """The file is not usable; the message says where and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything an installation decides."""
+
+    namespaces: tuple[str, ...] = ()
+    build: BuildConfig = field(default_factory=BuildConfig)
+    engine: EngineDefaults = field(default_factory=EngineDefaults)
+    resync: float = 30.0  # seconds after which a resource is looked at without any event
+
+
+def parse(text: str, where: str = DEFAULT_PATH) -> Settings:
+    """Settings from YAML. Raises SettingsError with one sentence."""
+    try:
+        raw = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{where} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, dict):
+        raise SettingsError(f"{where}: the top level must be a mapping of settings")
+    unknown = sorted(set(raw) - set(_BUILD_TEXT) - _OTHER)
+    if unknown:
+        raise SettingsError(
+            f"{where}: unknown setting {unknown[0]}; known are {', '.join(sorted({*_BUILD_TEXT, *_OTHER}))}"
+        )
+    build: dict[str, Any] = {}
+    for key, name in _BUILD_TEXT.items():
+        value = raw.get(key)
+        if value in (None, ""):
+            continue
+        if not isinstance(value, str):
+            raise SettingsError(f"{where}: {key} must be text, not {value!r}")
+        build[name] = value.rstrip("/")
+    if build.get("device", "cuda") not in {"cpu", "cuda"}:
+        raise SettingsError(f"{where}: device must be cpu or cuda, not {build['device']!r}")
+    build["insecure_registries"] = frozenset(_texts(raw, "insecureRegistries", where))
+    engine = raw.get("engineDefaults") or {}
+    if not isinstance(engine, dict) or set(engine) - {"args", "env", "podTemplate"}:
+        raise SettingsError(f"{where}: engineDefaults takes args, env and podTemplate")
+    env = engine.get("env") or {}
+    if isinstance(env, list):
+        env = {e["name"]: e.get("value", "") for e in env if isinstance(e, dict) and "name" in e}
+    resync = raw.get("resyncSeconds", 30)
+    if not isinstance(resync, int | float) or not 1 <= resync <= 3600:
+        raise SettingsError(f"{where}: resyncSeconds must be a number from 1 to 3600, not {resync!r}")
+    return Settings(
+        namespaces=tuple(_texts(raw, "watchNamespaces", where)),
+        build=BuildConfig(**build),
+        engine=EngineDefaults(
+            args=[str(a) for a in engine.get("args") or []],
+            env={str(k): str(v) for k, v in env.items()},
+            pod_template=engine.get("podTemplate") or {},
+        ),
+        resync=float(resync),
+    )
+
+
+def _texts(raw: dict[str, Any], key: str, where: str) -> list[str]:
+    value = raw.get(key) or []
+    if not isinstance(value, list) or not all(isinstance(x, str) for x in value):
+        raise SettingsError(f"{where}: {key} must be a list of texts, not {value!r}")
+    return value
+
+
+def load(path: str) -> Settings:
+    """Settings from a file. Raises SettingsError."""
+    try:
+        return parse(Path(path).read_text(), path)
+    except OSError as error:
+        raise SettingsError(
+            f"{path} cannot be read ({error.strerror}); give --config or install with the chart"
+        ) from None

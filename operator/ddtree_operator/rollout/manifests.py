@@ -1,0 +1,183 @@
+"""Builders of what runs: engine Deployments and the Service. They return plain manifests and read nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddtree_operator.api.names import (
+    ENGINE_CONTAINER,
+    ENGINE_PORT,
+    ENGINE_PORT_NAME,
+    FIELD_MANAGER,
+    GPU_RESOURCE,
+    LABEL_DEPLOYMENT,
+    LABEL_MANAGED_BY,
+    LABEL_POOL,
+    LABEL_REVISION,
+    LABEL_ROLE,
+)
+from ddtree_operator.api.spec import DDTreeSpec
+from ddtree_operator.core.actions import ApplyEngines
+from ddtree_operator.rollout.engine_args import engine_args
+from ddtree_operator.rollout.merge import merge
+
+ANNOTATION_SWITCHED_AT = "ddtree.dev/switched-at"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDefaults:
+    """What an installation adds to every engine: flags, environment, pod template, pull secrets."""
+
+    args: list[str] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    pod_template: dict[str, Any] = field(default_factory=dict)
+
+
+def owner_reference(resource: dict[str, Any]) -> dict[str, Any]:
+    """Owner reference to the DDTreeDeployment: deleting it takes every child along, with or without the operator."""
+    return {
+        "apiVersion": resource["apiVersion"],
+        "kind": resource["kind"],
+        "name": resource["metadata"]["name"],
+        "uid": resource["metadata"]["uid"],
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def labels(deployment: str, *, role: str, revision: str = "", pool: str = "") -> dict[str, str]:
+    """Labels of a child object."""
+    out = {LABEL_MANAGED_BY: FIELD_MANAGER, LABEL_DEPLOYMENT: deployment, LABEL_ROLE: role}
+    if revision:
+        out[LABEL_REVISION] = revision
+    if pool:
+        out[LABEL_POOL] = pool
+    return out
+
+
+def engines(
+    action: ApplyEngines,
+    spec: DDTreeSpec,
+    resource: dict[str, Any],
+    defaults: EngineDefaults,
+    affinity: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """The Deployment of one engine set. ``spec`` is the revision's spec with the speculation this set runs."""
+    meta = resource["metadata"]
+    own = labels(
+        meta["name"],
+        role="baseline" if action.baseline else "engine",
+        revision=action.revision,
+        pool="measured" if action.baseline else "serving",
+    )
+    template = merge(_pod(spec, own, action, defaults, affinity), defaults.pod_template)
+    template = merge(template, spec.engine.pod_template)
+    template["metadata"]["labels"].update(own)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {
+            "name": action.name,
+            "namespace": meta["namespace"],
+            "labels": own,
+            "ownerReferences": [owner_reference(resource)],
+        },
+        "spec": {
+            "replicas": action.replicas,
+            "revisionHistoryLimit": 0,
+            "progressDeadlineSeconds": 3600,
+            # Two sets of GPUs are rarely free: a changed template replaces pods one by one, within what there is.
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+            "selector": {"matchLabels": own},
+            "template": template,
+        },
+    }
+
+
+def _pod(
+    spec: DDTreeSpec,
+    own: dict[str, str],
+    action: ApplyEngines,
+    defaults: EngineDefaults,
+    affinity: dict[str, Any] | None,
+) -> dict[str, Any]:
+    container: dict[str, Any] = {
+        "name": ENGINE_CONTAINER,
+        "image": action.image,
+        "command": ["python3", "-m", "sglang.launch_server"],
+        "args": engine_args(spec, defaults.args),
+        "env": [{"name": k, "value": v} for k, v in sorted(defaults.env.items())],
+        "ports": [{"containerPort": ENGINE_PORT, "name": ENGINE_PORT_NAME}],
+        # SGLang's /health takes a second by design, hence the timeouts.
+        "startupProbe": _probe(period=3, timeout=5, failures=600),
+        "readinessProbe": _probe(period=5, timeout=5, failures=2),
+        "livenessProbe": _probe(period=20, timeout=15, failures=6),
+        # A refusal or a crash reaches the status in the engine's own words.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        # Endpoints forget the pod before it stops taking connections.
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", "5"]}}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [
+            {"name": "shm", "mountPath": "/dev/shm"},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+    }
+    if spec.placement.gpu.per_replica:
+        container["resources"] = {"limits": {GPU_RESOURCE: str(spec.placement.gpu.per_replica)}}
+    pod: dict[str, Any] = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": int(action.grace) + 10,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "runAsGroup": 65532,
+            "fsGroup": 65532,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": [
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+            {"name": "tmp", "emptyDir": {}},
+        ],
+    }
+    if spec.placement.node_selector:
+        pod["nodeSelector"] = spec.placement.node_selector
+    if spec.placement.tolerations:
+        pod["tolerations"] = spec.placement.tolerations
+    if affinity:
+        pod["affinity"] = affinity
+    return {"metadata": {"labels": dict(own)}, "spec": pod}
+
+
+def _probe(*, period: int, timeout: int, failures: int) -> dict[str, Any]:
+    return {
+        "httpGet": {"path": "/health", "port": ENGINE_PORT_NAME},
+        "periodSeconds": period,
+        "timeoutSeconds": timeout,
+        "failureThreshold": failures,
+    }
+
+
+def service(resource: dict[str, Any], selector: dict[str, str], switched_at: str) -> dict[str, Any]:
+    """The Service that clients use: named like the resource, pointed by its selector."""
+    meta = resource["metadata"]
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": meta["name"],
+            "namespace": meta["namespace"],
+            "labels": labels(meta["name"], role="engine"),
+            "annotations": {ANNOTATION_SWITCHED_AT: switched_at},
+            "ownerReferences": [owner_reference(resource)],
+        },
+        "spec": {
+            "selector": selector,
+            "ports": [{"name": ENGINE_PORT_NAME, "port": ENGINE_PORT, "targetPort": ENGINE_PORT_NAME}],
+        },
+    }

@@ -10,10 +10,11 @@ import numpy as np
 
 from ddtree_operator.analysis.parity import Parity, compare
 from ddtree_operator.analysis.policy import ACCEPT_LENGTH, PARITY, Gate, Policy
-from ddtree_operator.analysis.samples import problem
+from ddtree_operator.analysis.samples import MAX_ERROR, cut, problem
 from ddtree_operator.analysis.sequential import Array, location, log_capital, lower_bound, upper_bound
 from ddtree_operator.analysis.types import MetricVerdict, Outcome, Pair, Sample, Verdict
 
+UNBOUNDED = 1000.0  # upper end of an interval that has none yet; finite, so that it fits into JSON
 MAX_REASON = 500  # characters; an engine's error page must not end up in a status
 
 
@@ -58,9 +59,9 @@ class Tally:
         baseline = problem(pair.baseline, self.policy.baseline_speculates)
         canary = problem(pair.canary, self.policy.canary_speculates)
         if baseline is not None:
-            self._errors["baseline"] = _cut(baseline, 200)
+            self._errors["baseline"] = cut(baseline, MAX_ERROR)
         if canary is not None:
-            self._errors["canary"] = _cut(canary, 200)
+            self._errors["canary"] = cut(canary, MAX_ERROR)
         if baseline is not None and canary is not None:
             self._both_failed += 1
         elif baseline is not None or canary is not None:
@@ -80,18 +81,18 @@ class Tally:
         self._parity[found] += 1
         said = pair.divergence
         if found is Parity.BUG and not self._first_bug:
-            self._first_bug = f"prompt {_cut(pair.canary.prompt_id, 60)}"
+            self._first_bug = f"prompt {cut(pair.canary.prompt_id, 60)}"
             if said is not None:
                 gaps = [f"{g:.3g}" if g is not None else "unknown" for g in (said.baseline_gap, said.canary_gap)]
                 self._first_bug += f", token {said.position}, top-2 gaps {gaps[0]} (baseline) and {gaps[1]} (canary)"
         if found is Parity.UNRESOLVED and said is not None and said.error:
-            self._unresolved = _cut(said.error, 200)
+            self._unresolved = cut(said.error, MAX_ERROR)
 
     def verdict(self, checks: Sequence[MetricVerdict] = ()) -> Verdict:
         """The state after the pairs so far."""
         metrics = (*(self._compare(gate) for gate in self.policy.gates), self._parity_verdict(), *checks)
         outcome, reason = self._join(metrics)
-        return Verdict(outcome, metrics, self.usable, self.errors, _cut(reason, MAX_REASON), rule=self.policy.rule)
+        return Verdict(outcome, metrics, self.usable, self.errors, cut(reason, MAX_REASON), rule=self.policy.rule)
 
     def _join(self, metrics: Sequence[MetricVerdict]) -> tuple[Outcome, str]:
         policy = self.policy
@@ -127,9 +128,8 @@ class Tally:
     def _compare(self, gate: Gate) -> MetricVerdict:
         policy, n = self.policy, self.usable
         if n == 0:
-            nothing = math.nan
             return MetricVerdict(
-                gate.metric, Outcome.NOT_YET, nothing, nothing, nothing, -1.0, math.inf, gate.threshold, 0, "no pairs"
+                gate.metric, Outcome.NOT_YET, 0.0, 0.0, 0.0, -1.0, UNBOUNDED, gate.threshold, 0, "no usable pairs"
             )
         logs: Array = np.asarray(self._logs[gate.metric])
         baseline, canary = (float(np.asarray(v).mean()) for v in self._values[gate.metric])
@@ -138,7 +138,7 @@ class Tally:
         below = log_capital(-x) >= math.log(1 / policy.rollback_share)
         mean_above = canary / baseline - 1 >= gate.threshold
         low = math.expm1(lower_bound(logs, policy.clip, policy.false_promote))
-        high = math.exp(upper_bound(logs, policy.clip, policy.rollback_share)) - 1
+        high = min(UNBOUNDED, math.expm1(min(upper_bound(logs, policy.clip, policy.rollback_share), 20.0)))
         estimate = math.expm1(location(logs, policy.clip))
         seen = f"{_number(canary)} against {_number(baseline)} ({canary / baseline - 1:+.1%})"
         wanted = f"{gate.threshold:+.1%}"
@@ -152,7 +152,7 @@ class Tally:
             if (above and not mean_above) or (below and mean_above):
                 reason = f"{seen} after {n} pairs: most requests lie on the other side of {wanted} than the mean"
         return MetricVerdict(
-            gate.metric, outcome, baseline, canary, estimate, low, high, gate.threshold, n, _cut(reason, MAX_REASON)
+            gate.metric, outcome, baseline, canary, estimate, low, high, gate.threshold, n, cut(reason, MAX_REASON)
         )
 
     def _parity_verdict(self) -> MetricVerdict:
@@ -187,7 +187,7 @@ class Tally:
             float(bugs),
             float(policy.parity_allow),
             self.usable,
-            _cut(reason, MAX_REASON),
+            cut(reason, MAX_REASON),
         )
 
 
@@ -200,9 +200,4 @@ def _number(value: float) -> str:
 
 
 def _side(value: float) -> str:
-    return f"{value:+.1%}" if math.isfinite(value) and value > -1 else "any"
-
-
-def _cut(text: str, limit: int) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return f"{value:+.1%}" if -1 < value < UNBOUNDED else "any"

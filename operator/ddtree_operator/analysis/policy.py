@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ddtree_operator.api.spec import AcceptLengthGate, AnalysisSpec, ThroughputGate
 
 ACCEPT_LENGTH = "acceptLength"
 THROUGHPUT = "throughput"
 PARITY = "parity"
+RULE = "1"  # changes whenever the same pairs could get another verdict
 
 # How the false-rollback budget is shared out (union bound). Errors take little: an engine that fails every request
 # is caught all the same, two or three pairs later.
@@ -48,7 +49,7 @@ class Policy:
     clip: float = 0.25  # log-ratio at which one pair's influence ends, on either side of the threshold
     canary_speculates: bool | None = None  # True: a canary answer without verify steps is an error
     baseline_speculates: bool | None = None
-    rule: str = field(default="1")
+    rule: str = RULE
 
     def __post_init__(self) -> None:
         if not self.gates:

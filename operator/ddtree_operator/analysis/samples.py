@@ -10,6 +10,8 @@ from ddtree_operator.analysis.types import Sample
 # again: so counters that explain fewer tokens than were generated (by more than this) miss verify steps.
 _UNEXPLAINED_TOKENS = 5
 
+MAX_ERROR = 200  # characters of an error that are kept
+
 
 def problem(sample: Sample, speculates: bool | None = None) -> str | None:
     """Why this sample cannot be used, in one sentence; None when it can.
@@ -40,3 +42,9 @@ def problem(sample: Sample, speculates: bool | None = None) -> str | None:
     if sample.completion_tokens > explained + _UNEXPLAINED_TOKENS:
         return f"the counters explain {explained} tokens, but {sample.completion_tokens} were generated"
     return None
+
+
+def cut(text: str, limit: int) -> str:
+    """``text`` on one line, at most ``limit`` characters."""
+    text = " ".join(text.split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -49,27 +49,32 @@ def location(log_ratios: Array, clip: float) -> float:
     return t
 
 
-def lower_bound(log_ratios: Array, clip: float, alpha: float, tolerance: float = 5e-4) -> float:
-    """Largest t that the test rejects from below at level alpha: the centre is above it; -inf when none is."""
+def lower_bound(log_ratios: Array, clip: float, alpha: float, tolerance: float = 1e-3) -> float:
+    """A t, exact to ``tolerance``, that the test rejects at level alpha: the centre is above it; -inf when none is."""
     need = math.log(1 / alpha)
-    # No stake can win more than this, so that too few pairs need no search.
-    if log_ratios.size == 0 or log_ratios.size * math.log1p(float(FRACTIONS[-1])) < need:
+    n = log_ratios.size
+    if n == 0:
         return -math.inf
 
     def excess(t: float) -> float:
         return log_capital(np.clip((log_ratios - t) / clip, -1.0, 1.0)) - need
 
     high = location(log_ratios, clip)  # never rejected: the bets there have mean zero
-    low = float(log_ratios.min()) - clip
-    f_low = excess(low)
-    if f_low <= 0:
-        return -math.inf
-    f_high = excess(high)
-    # Illinois variant of the secant method: excess falls monotonically from low to high.
+    floor = float(log_ratios.min()) - clip  # every bet is won there
+    # Excess falls monotonically in t. Find a rejected t near the centre first, then close in (Illinois method).
+    step = clip * math.sqrt(need / n)
+    f_high, low, f_low = -need, high, -need
+    while f_low <= 0:
+        if low <= floor:
+            return -math.inf
+        high, f_high = low, f_low
+        low = max(floor, low - step)
+        f_low = excess(low)
+        step *= 2
     side = 0
     while high - low > tolerance:
         t = low + (high - low) * f_low / (f_low - f_high)
-        t = min(max(t, low + tolerance / 4), high - tolerance / 4)
+        t = min(max(t, low + tolerance / 2), high - tolerance / 2)
         f = excess(t)
         if f > 0:
             low, f_low = t, f
@@ -82,7 +87,7 @@ def lower_bound(log_ratios: Array, clip: float, alpha: float, tolerance: float =
     return low
 
 
-def upper_bound(log_ratios: Array, clip: float, alpha: float, tolerance: float = 5e-4) -> float:
+def upper_bound(log_ratios: Array, clip: float, alpha: float, tolerance: float = 1e-3) -> float:
     """Smallest t that the test rejects from above at level alpha; inf when none is."""
     return -lower_bound(-log_ratios, clip, alpha, tolerance)
 
@@ -92,8 +97,11 @@ def _log_wealth(x: Array) -> Array:
     whole = x.size - x.size % _BLOCK
     total: Array = np.log1p(FRACTIONS[:, None] * x[whole:]).sum(axis=1)
     if whole:
-        factors = 1.0 + FRACTIONS[:, None] * x[:whole]
-        total += np.log(factors.reshape(len(FRACTIONS), -1, _BLOCK).prod(axis=2)).sum(axis=1)
+        # One log per block of factors instead of one per factor; blocks run along the first axis, which numpy
+        # multiplies row by row.
+        blocks = x[:whole].reshape(_BLOCK, -1)
+        for k, fraction in enumerate(FRACTIONS):
+            total[k] += float(np.log(np.multiply.reduce(1.0 + fraction * blocks, axis=0)).sum())
     return total
 
 

@@ -1,6 +1,6 @@
 .PHONY: lint format test test-unit
 
-lint: ## ruff, mypy --strict, import-linter, helm lint
+lint: lint-chart ## ruff, mypy --strict, import-linter, helm lint
 	py=$(OPS); $$py/bin/ruff check . && $$py/bin/ruff format --check . && $$py/bin/mypy && $$py/bin/lint-imports && \
 	cd dev/cluster && $$py/bin/mypy --strict --config-file= -p ddcluster
 

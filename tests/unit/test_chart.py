@@ -1,0 +1,178 @@
+"""The chart: what it renders, what it refuses, and how little it may do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts/ddtree-operator"
+DIGEST = "sha256:" + "a" * 64
+IMAGES = ["--set", f"image=r/op@{DIGEST},builder.image=r/bk@{DIGEST}"]
+
+
+@pytest.fixture(scope="session")
+def helm() -> str:
+    given = os.environ.get("DDTREE_HELM")
+    if given:
+        return given
+    tools = [ROOT / "dev/cluster/build-binaries", "tools"]
+    return subprocess.run(tools, capture_output=True, text=True, check=True).stdout.strip() + "/helm"
+
+
+def helm_template(helm: str, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [helm, "template", "ddtree-operator", str(CHART), "-n", "ops", *args], capture_output=True, text=True
+    )
+
+
+def render(helm: str, *args: str) -> list[dict[str, Any]]:
+    done = helm_template(helm, *IMAGES, *args)
+    assert done.returncode == 0, done.stderr
+    return [d for d in yaml.safe_load_all(done.stdout) if d]
+
+
+def one(objects: list[dict[str, Any]], kind: str, name: str, namespace: str | None = None) -> dict[str, Any]:
+    found = [
+        o
+        for o in objects
+        if (o["kind"], o["metadata"]["name"]) == (kind, name) and namespace in (None, o["metadata"].get("namespace"))
+    ]
+    assert len(found) == 1, f"{kind} {name}: {len(found)}"
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ("builder.image=", "image is missing: set image to the operator's image by digest"),
+        (f"image=r/op@{DIGEST}", "builder.image is missing"),
+        ("image=r/op:latest", 'image is "r/op:latest": give an image by digest'),
+        (f"image=r/op@{DIGEST},builder.enabled=false,build.baseImage=x", 'build.baseImage is "x"'),
+        (f"image=r/op@{DIGEST},builder.enabled=false,imgae=x", "'imgae' not allowed"),
+        (f"image=r/op@{DIGEST},builder.enabled=false,logLevel=loud", "at '/logLevel'"),
+        (
+            f"image=r/op@{DIGEST},builder.image=r/bk@{DIGEST},watchNamespaces={{ddtree-build}}",
+            "give the privileged builder a namespace of its own",
+        ),
+        (f"image=r/op@{DIGEST},builder.image=r/bk@{DIGEST},builder.address=tcp://b:1", "a buildkitd elsewhere"),
+    ],
+)
+def test_it_refuses_in_words(helm: str, values: str, words: str) -> None:
+    done = helm_template(helm, "--set", values)
+    assert done.returncode != 0
+    assert words in done.stderr
+
+
+def test_the_configuration_is_what_the_operator_reads(helm: str) -> None:
+    objects = render(
+        helm,
+        "--set",
+        "watchNamespaces={a,b},build.insecureRegistries={10.0.0.1:5000},build.device=cpu,builder.clusterIP=10.96.0.9,"
+        "build.wheelhouse=http://w,engineDefaults.args={--x}",
+    )
+    config = yaml.safe_load(one(objects, "ConfigMap", "ddtree-operator")["data"]["config.yaml"])
+    assert config == {
+        "watchNamespaces": ["a", "b"],
+        "logLevel": "info",
+        "device": "cpu",
+        "baseImage": "",
+        "pushRepository": "",
+        "pushSecret": "",
+        "wheelhouse": "http://w",
+        "insecureRegistries": ["10.0.0.1:5000"],
+        "builderAddress": "tcp://10.96.0.9:1234",
+        "builderNamespace": "ddtree-build",
+        "builderImage": f"r/bk@{DIGEST}",
+        "builderTlsSecret": "",
+        "engineDefaults": {"env": [], "args": ["--x"], "podTemplate": {}},
+    }
+
+
+def test_a_changed_configuration_starts_a_new_pod(helm: str) -> None:
+    def checksum(*args: str) -> str:
+        template = one(render(helm, *args), "Deployment", "ddtree-operator")["spec"]["template"]
+        return str(template["metadata"]["annotations"]["checksum/config"])
+
+    assert checksum() == checksum()
+    assert checksum() != checksum("--set", "logLevel=debug")
+
+
+def test_the_operator_pod_is_restricted(helm: str) -> None:
+    pod = one(render(helm), "Deployment", "ddtree-operator")["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    [container] = pod["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not any("hostPath" in v for v in pod["volumes"])
+
+
+def test_rights_are_namespaced_and_small(helm: str) -> None:
+    objects = render(helm, "--set", "watchNamespaces={a,b},rbac.secrets={regcred}")
+    account = {"kind": "ServiceAccount", "name": "ddtree-operator", "namespace": "ops"}
+    for namespace in ("a", "b"):
+        rules = one(objects, "Role", "ddtree-operator", namespace)["rules"]
+        assert one(objects, "RoleBinding", "ddtree-operator", namespace)["subjects"] == [account]
+        secrets = [r for r in rules if "secrets" in r["resources"]]
+        assert [(r["resourceNames"], r["verbs"]) for r in secrets] == [(["regcred"], ["get"])]
+        assert not any("*" in r["verbs"] + r["resources"] + r["apiGroups"] for r in rules)
+    assert not any(o["kind"] == "Role" and o["metadata"]["namespace"] == "ddtree-build" for o in objects)
+    bound = {o["roleRef"]["name"] for o in objects if o["kind"] == "ClusterRoleBinding" and o["subjects"] == [account]}
+    assert bound == {"ops-ddtree-operator-nodes"}
+    assert one(objects, "ClusterRole", "ops-ddtree-operator-nodes")["rules"] == [
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}
+    ]
+
+
+def test_without_secrets_named_none_can_be_read(helm: str) -> None:
+    assert "secrets" not in str(one(render(helm), "Role", "ddtree-operator")["rules"])
+
+
+def test_the_builder_is_apart(helm: str) -> None:
+    objects = render(helm, "--set", "build.insecureRegistries={10.0.0.1:5000}")
+    space = one(objects, "Namespace", "ddtree-build")
+    assert space["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
+    pod = one(objects, "Deployment", "buildkitd", "ddtree-build")["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert (
+        '[registry."10.0.0.1:5000"]\n  http = true' in one(objects, "ConfigMap", "buildkitd")["data"]["buildkitd.toml"]
+    )
+    privileged = [
+        o["metadata"]["name"]
+        for o in objects
+        if o["kind"] == "Deployment"
+        and any(c["securityContext"].get("privileged") for c in o["spec"]["template"]["spec"]["containers"])
+    ]
+    assert privileged == ["buildkitd"]
+
+
+def test_the_builder_can_be_elsewhere(helm: str) -> None:
+    objects = render(helm, "--set", "builder.enabled=false,builder.address=tcp://b.example:1234")
+    assert not any(o["metadata"].get("namespace") == "ddtree-build" for o in objects)
+    config = yaml.safe_load(one(objects, "ConfigMap", "ddtree-operator")["data"]["config.yaml"])
+    assert config["builderAddress"] == "tcp://b.example:1234"
+
+
+def test_monitoring_is_off_unless_asked_for(helm: str) -> None:
+    assert not {"ServiceMonitor", "PrometheusRule"} & {o["kind"] for o in render(helm)}
+    asked = render(helm, "--set", "metrics.serviceMonitor=true,metrics.prometheusRule=true,metrics.labels.release=p")
+    assert one(asked, "ServiceMonitor", "ddtree-operator")["metadata"]["labels"]["release"] == "p"
+    assert one(asked, "PrometheusRule", "ddtree-operator")
+
+
+def test_chart_and_package_have_one_version() -> None:
+    from ddtree_operator import __version__
+
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == __version__

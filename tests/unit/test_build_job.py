@@ -9,7 +9,6 @@ from importlib import resources
 from typing import Any
 
 import pytest
-from ddtree_operator.build.recipe import TEMPLATE_VERSION
 
 from ddtree_operator.build import (
     BuildConfig,
@@ -23,6 +22,7 @@ from ddtree_operator.build import (
     image_reference,
     job_result,
 )
+from ddtree_operator.build.recipe import TEMPLATE_VERSION
 from unit.test_build_recipe import BASE, CONFIG, KERNEL, PATCH, PLUGINS, SERIES, recipe
 
 pytestmark = pytest.mark.unit

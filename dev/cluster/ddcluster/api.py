@@ -14,13 +14,14 @@ from .settings import API_PORT
 class Api:
     """A client with the admin's certificate; every method raises OSError when the server cannot be reached."""
 
-    def __init__(self, pki: Path) -> None:
+    def __init__(self, pki: Path, port: int = API_PORT) -> None:
+        self._port = port
         self._tls = ssl.create_default_context(cafile=str(pki / "ca.crt"))
         self._tls.load_cert_chain(str(pki / "admin.crt"), str(pki / "admin.key"))
 
     def request(self, method: str, path: str, body: object = None) -> tuple[int, str]:
         """HTTP status and text of one request; `body` goes as a JSON merge patch."""
-        connection = http.client.HTTPSConnection("127.0.0.1", API_PORT, context=self._tls, timeout=10)
+        connection = http.client.HTTPSConnection("127.0.0.1", self._port, context=self._tls, timeout=10)
         try:
             headers = {"Content-Type": "application/merge-patch+json"} if body is not None else {}
             connection.request(method, path, None if body is None else json.dumps(body), headers)

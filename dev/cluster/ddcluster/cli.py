@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from . import forward, host, node
+from . import cache, forward, host, node, status
 from .binaries import kubectl_and_helm
 from .say import Problem, say
 from .settings import NODE_IP, from_environment
@@ -17,9 +17,11 @@ USAGE = """usage: dev/cluster/cluster COMMAND
   up                 start the cluster (and build or fetch what it needs, the first time)
   down               stop it; images stay, everything else goes
   status             what runs, since when, and what the node offers
+  purge              stop it and remove its images and logs too
   env                print what to export:  eval "$(dev/cluster/cluster env)"
   kubectl ARGS...    kubectl against this cluster
   helm ARGS...       helm against this cluster
+  clean-cache        remove everything below DDTREE_CACHE and say how much that gave back
   run CMD ARGS...    run a command inside the cluster's namespaces
 
 DDTREE_CLUSTER names the cluster (default: dev); several can run side by side.
@@ -35,7 +37,7 @@ def main(arguments: list[str]) -> int:
         print(f"cluster: {problem}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("cluster: interrupted; nothing was left behind", file=sys.stderr)
+        print("cluster: interrupted" + ("; nothing runs" if arguments == ["up"] else ""), file=sys.stderr)
         return 130
 
 
@@ -47,6 +49,14 @@ def _dispatch(arguments: list[str]) -> int:
             s = from_environment(os.environ)
             ran = host.down(s)
             say(f"cluster {s.name!r} is down" if ran else f"cluster {s.name!r} was not running")
+        case ["purge"]:
+            s = from_environment(os.environ)
+            host.purge(s)
+            say(f"nothing is left of cluster {s.name!r}")
+        case ["status"]:
+            return status.show(from_environment(os.environ))
+        case ["clean-cache"]:
+            cache.clean(from_environment(os.environ))
         case ["env"]:
             for name, value in host.outer_environment(from_environment(os.environ)).items():
                 print(f"export {name}={shlex.quote(value)}")

@@ -12,8 +12,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from . import certs, node, preflight, render
@@ -59,7 +59,9 @@ def require(s: Settings) -> Running:
 def up(s: Settings) -> float:
     """Start the cluster and return the seconds it took; 0 when it runs already. Raises Problem; leaves nothing then."""
     preflight.check()
-    s.state.mkdir(parents=True, exist_ok=True)
+    for folder in (s.state, s.cache):
+        folder.mkdir(parents=True, exist_ok=True)
+    preflight.storage(s.cache)
     with locked(s.state / "lock"):
         if find(s) and (s.state / "ready").exists():
             return 0.0
@@ -67,12 +69,14 @@ def up(s: Settings) -> float:
         kube = build("kube", s.cache)
         kubectl_and_helm(s.cache)
         began = time.monotonic()
-        try:
-            with _interruptible():
+        say(f"starting cluster {s.name!r}")
+        with _interruptible() as deaf:
+            try:
                 _start(s, kube)
-        except BaseException:
-            _remove(s)
-            raise
+            except BaseException:
+                deaf()
+                _remove(s)
+                raise
         return time.monotonic() - began
 
 
@@ -84,6 +88,19 @@ def down(s: Settings) -> bool:
         ran = find(s) is not None
         _remove(s)
     return ran
+
+
+def purge(s: Settings) -> None:
+    """Stop the cluster and remove its image store, its logs and its folder as well."""
+    down(s)
+    shutil.rmtree(s.containerd_root, ignore_errors=True)
+    shutil.rmtree(s.state, ignore_errors=True)
+
+
+def neighbours(s: Settings) -> list[str]:
+    """Names of all running clusters of this user, this one included."""
+    folders = s.state.parent.iterdir() if s.state.parent.is_dir() else iter(())
+    return sorted(f.name for f in folders if find(replace(s, name=f.name, state=f)))
 
 
 def enter(s: Settings, command: list[str]) -> None:
@@ -135,7 +152,7 @@ def _start(s: Settings, kube: Path) -> None:
         s.kubeconfig.chmod(0o600)
         fds = (api.fileno(), registry.fileno())
         unshare = ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "--"]
-        command = [*unshare, sys.executable, node.MAIN, "_node", kube, *map(str, fds)]
+        command: list[str | Path] = [*unshare, sys.executable, node.MAIN, "_node", kube, *map(str, fds)]
         env = {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"}
         with (s.log / "node.log").open("wb") as log:
             process = subprocess.Popen(
@@ -174,15 +191,24 @@ def _listen(s: Settings, what: str) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """A polite kill or a closed terminal shall clean up just as Ctrl-C does."""
+def _interruptible() -> Iterator[Callable[[], None]]:
+    """A polite kill or a closed terminal shall clean up just as Ctrl-C does.
 
-    def stop(number: int, _frame: object) -> None:
+    Yields a function that makes this process ignore all three, for the cleaning up.
+    """
+
+    def stop(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGHUP)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def deaf() -> None:
+        for n in numbers:
+            signal.signal(n, signal.SIG_IGN)
+
+    before = {n: signal.signal(n, stop) for n in numbers}
     try:
-        yield
+        yield deaf
     finally:
         for n, handler in before.items():
             signal.signal(n, handler)

@@ -6,6 +6,7 @@ The parent reads standard output: "· text" is progress, "ready" ends the start,
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -34,6 +35,7 @@ from .settings import (
 )
 
 START_DEADLINE = 180.0
+COMPONENTS = "components.json"  # below Settings.live: name -> {pid inside the namespace, starts}
 MAIN = Path(__file__).resolve().parent.parent / "cluster"
 CTR = ["ctr", "-n", "k8s.io"]
 
@@ -80,6 +82,7 @@ class Node:
         self._s, self._kube, self._pki = s, kube, s.live / "pki"
         self._commands: dict[str, tuple[Sequence[str | Path], tuple[int, ...]]] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._starts: dict[str, int] = {}
         self._api = Api(self._pki)
         self._deadline = time.monotonic() + START_DEADLINE
 
@@ -192,7 +195,7 @@ class Node:
             _ctr("containers", "delete", container)
         if PAUSE_IMAGE not in _ctr("images", "list", "-q").split():
             _ctr("images", "import", str(pause.archive(self._s.cache / "pause")))
-        del self._processes["containerd"]
+        del self._processes["containerd"], self._starts["containerd"]
         bare.terminate()
         bare.wait()
         config.write_text(render.containerd(self._s, cri=True))
@@ -230,6 +233,12 @@ class Node:
                 command, cwd=self._s.live, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=keep
             )  # fmt: skip
         self._processes[name] = process
+        self._starts[name] = self._starts.get(name, 0) + 1
+        table = {n: {"pid": p.pid, "starts": self._starts[n]} for n, p in self._processes.items()}
+        components = self._s.live / COMPONENTS
+        unfinished = components.with_suffix(".new")
+        unfinished.write_text(json.dumps(table))
+        unfinished.rename(components)
         return process
 
     def _until(self, what: str, condition: Callable[[], bool]) -> None:

@@ -49,11 +49,40 @@ def check() -> None:
             )
     if not Path("/sys/fs/cgroup").is_dir() or not any(Path("/sys/fs/cgroup").iterdir()):
         raise Problem(f"no cgroups are mounted at /sys/fs/cgroup: mount them first, {ELSEWHERE}")
-    if "overlay" not in Path("/proc/filesystems").read_text():
-        subprocess.run(["modprobe", "overlay"], capture_output=True, check=False)
-        if "overlay" not in Path("/proc/filesystems").read_text():
+    if not _has_overlay():
+        _modprobe("overlay")
+        if not _has_overlay():
             raise Problem(f"this kernel has no overlayfs: use another machine, {ELSEWHERE}")
+    if not Path("/proc/sys/net/bridge").exists():
+        _modprobe("br_netfilter")
+        if not Path("/proc/sys/net/bridge").exists():
+            raise Problem(f"this kernel has no br_netfilter, which Services need: use another machine, {ELSEWHERE}")
     _packages()
+    probe = ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "true"]
+    done = subprocess.run(probe, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Problem(f"namespaces cannot be made here ({_last(done.stderr)}): run this on a machine"
+                      f" or in a privileged container, {ELSEWHERE}")  # fmt: skip
+
+
+def storage(folder: Path) -> None:
+    """Raise Problem unless images can be unpacked below `folder`: overlayfs cannot lie on overlayfs."""
+    kind = subprocess.run(["stat", "-f", "-c", "%T", folder], capture_output=True, text=True, check=False).stdout
+    if kind.strip() == "overlayfs":
+        raise Problem(f"images cannot be unpacked on overlayfs ({folder}): set DDTREE_CACHE to a folder on a disk")
+
+
+def _has_overlay() -> bool:
+    return "overlay" in Path("/proc/filesystems").read_text()
+
+
+def _modprobe(module: str) -> None:
+    if shutil.which("modprobe"):
+        subprocess.run(["modprobe", module], capture_output=True, check=False)
+
+
+def _last(text: str) -> str:
+    return (text.strip().splitlines() or ["no message"])[-1]
 
 
 def _capabilities() -> int:
@@ -83,8 +112,9 @@ def _packages() -> None:
         for command in ([*apt, "update"], [*apt, "install", "-y", "--no-install-recommends", *missing]):
             done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
             if done.returncode:
-                last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-                raise Problem(f"{' '.join(command[4:])} failed ({last}): install {' '.join(missing)} yourself")
+                raise Problem(
+                    f"{' '.join(command[4:])} failed ({_last(done.stderr)}): install {' '.join(missing)} yourself"
+                )
     if still := _missing():
         raise Problem(f"{', '.join(still)} still missing after the installation: install them yourself")
 

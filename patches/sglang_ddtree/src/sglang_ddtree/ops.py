@@ -1,0 +1,98 @@
+"""The seam between the worker and how its tree operations are computed: plain torch, or Triton on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from sglang_ddtree import tree as torch_tree
+from sglang_ddtree.tree import Accepted, Tree
+
+
+class TreeOps(Protocol):
+    """Operations of one step. Shapes and meanings: ``tree.Tree`` and ``tree.Accepted``."""
+
+    def build(
+        self,
+        vals: torch.Tensor,
+        ids: torch.Tensor,
+        lse: torch.Tensor | None,
+        root: torch.Tensor,
+        prefix_lens: torch.Tensor,
+        *,
+        width: int,
+        spine: bool,
+    ) -> Tree:
+        """Trees from candidates: vals, ids [bs, L, K], lse [bs, L] or None, root and prefix_lens [bs]."""
+
+    def mask(self, parents: torch.Tensor, prefix_lens: torch.Tensor, prefix_lens_cpu: torch.Tensor | None, *, depth: int) -> torch.Tensor:
+        """FULL_MASK for the attention backend, flat bool."""
+
+    def links(self, parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """First child and next sibling, int64 [bs, width], -1 for none."""
+
+    def walk(self, tree: Tree, target: torch.Tensor, prefix_lens: torch.Tensor, *, steps: int) -> Accepted:
+        """Accepted paths; target [bs, width]."""
+
+    def move_kv(self, pool: Any, window: torch.Tensor, accept_index: torch.Tensor) -> None:
+        """Copy the KV of every path to the front of its request's ``window`` [bs, width] in the target's pool. A slot may
+        be a source and a destination at once: read everything before writing anything."""
+
+
+class TorchOps:
+    """Plain torch, the reference on any device."""
+
+    def build(
+        self,
+        vals: torch.Tensor,
+        ids: torch.Tensor,
+        lse: torch.Tensor | None,
+        root: torch.Tensor,
+        prefix_lens: torch.Tensor,
+        *,
+        width: int,
+        spine: bool,
+    ) -> Tree:
+        return torch_tree.build_tree(vals, ids, lse, root, prefix_lens, width, spine)
+
+    def mask(self, parents: torch.Tensor, prefix_lens: torch.Tensor, prefix_lens_cpu: torch.Tensor | None, *, depth: int) -> torch.Tensor:
+        return torch_tree.full_mask(parents, prefix_lens, depth)
+
+    def links(self, parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch_tree.links(parents)
+
+    def walk(self, tree: Tree, target: torch.Tensor, prefix_lens: torch.Tensor, *, steps: int) -> Accepted:
+        return torch_tree.walk(tree.tokens, tree.parents, target, prefix_lens, steps)
+
+    def move_kv(self, pool: Any, window: torch.Tensor, accept_index: torch.Tensor) -> None:
+        source, target = moves(window, accept_index)
+        if source.numel() == 0:
+            return
+        for buffer in (*pool.k_buffer, *pool.v_buffer):
+            buffer[target] = buffer[source]  # the right side is a copy: everything is read first
+
+
+def moves(window: torch.Tensor, accept_index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Source and destination slots of the path positions that are not yet in place. window [bs, width], accept_index
+    [bs, steps] as in ``Accepted``."""
+    batch, width = window.shape
+    steps = accept_index.shape[1]
+    node = accept_index.long() - torch.arange(batch, device=window.device)[:, None] * width
+    place = torch.arange(steps, device=window.device)
+    moved = (accept_index >= 0) & (node != place)
+    slots = window.long()
+    source = slots.gather(1, node.clamp(0, width - 1))[moved]
+    target = slots[:, :steps][moved]
+    return source, target
+
+
+# Set by the kernels package when Triton on this device is proven: device type -> factory.
+FACTORIES: dict[str, Callable[[], TreeOps]] = {}
+
+
+def select_ops(device: str) -> TreeOps:
+    """The operations for a device type (``cpu``, ``cuda``)."""
+    factory = FACTORIES.get(device.split(":")[0])
+    return factory() if factory is not None else TorchOps()

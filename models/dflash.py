@@ -1,4 +1,5 @@
-"""The DFlash drafter in plain torch: what SGLang 0.5.23 runs as ``DFlashDraftModel``, for training and for offline checks.
+"""The DFlash drafter in plain torch: what SGLang 0.5.23 runs as ``DFlashDraftModel``, for training and for offline
+checks.
 
 A block of ``block`` positions starts with the last known token (the anchor); the others hold a mask token. Every layer
 attends from the block to the target's hidden states of all earlier tokens (projected once by ``fc``) and to the block
@@ -150,9 +151,12 @@ class Drafter(nn.Module):
     def export(self) -> dict[str, torch.Tensor]:
         return {name.replace("/", "."): value.detach().cpu().contiguous() for name, value in self.w.items()}
 
-    def forward(self, features: torch.Tensor, anchors: torch.Tensor, at: torch.Tensor, embed: torch.Tensor) -> torch.Tensor:
-        """features [b, S, taps * hidden]; anchors [b, A] token ids at positions ``at`` [b, A], each with its own block
-        that sees features of positions < at. Returns hidden states [b, A, block - 1, hidden] of the drafted positions."""
+    def forward(
+        self, features: torch.Tensor, anchors: torch.Tensor, at: torch.Tensor, embed: torch.Tensor
+    ) -> torch.Tensor:
+        """features [b, S, taps * hidden]; anchors [b, A] token ids at positions ``at`` [b, A], each with its own
+        block that sees features of positions < at. Returns hidden states [b, A, block - 1, hidden] of the drafted
+        positions."""
         s = self.shape
         b, length, _ = features.shape
         n, block = at.shape[1], s.block
@@ -192,7 +196,9 @@ def write_drafter(folder: Path, shape: Shape, weights: dict[str, torch.Tensor]) 
     """A folder that ``--speculative-draft-model-path`` takes; float32, which exact equality needs."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(shape.config(), indent=1) + "\n")
-    save_file({k: v.float().contiguous() for k, v in weights.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {k: v.float().contiguous() for k, v in weights.items()}, folder / "model.safetensors", metadata={"format": "pt"}
+    )
 
 
 def describe(shape: Shape) -> str:

@@ -2,14 +2,12 @@
 
 usage: make.py FOLDER        writes FOLDER/{target,drafter,drafter-misfit}
 
-The target is a small Qwen3 with random weights whose layers are mixed in weakly: close to a bigram model, so a drafter can
-learn it quickly, yet its text does not repeat. The tokenizer knows 128 characters and maps every other one to <unk>, so no
-text can reach an id outside the vocabulary (which would end the engine).
-"""
+The target is a small Qwen3 with random weights whose layers are mixed in weakly: close to a bigram model, so a
+drafter can learn it quickly, yet its text does not repeat. The tokenizer knows 128 characters and maps every other
+one to <unk>, so no text can reach an id outside the vocabulary (which would end the engine)."""
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -38,7 +36,12 @@ def make_tokenizer(folder: Path) -> None:
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", fuse_unk=False))
     tokenizer.decoder = decoders.Fuse()
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", mask_token="<mask>", unk_token="<unk>"
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        mask_token="<mask>",
+        unk_token="<unk>",
     )
     fast.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
     fast.save_pretrained(folder)
@@ -80,7 +83,9 @@ def train(model: Qwen3ForCausalLM) -> dict[str, torch.Tensor]:
         positions = torch.full((64, 1), at)
         hidden = drafter(features[rows, :at], text[rows, at][:, None], positions, embed)[:, 0]
         logits, wanted = hidden @ head.T, text[rows, at + 1 : at + SHAPE.block]
-        loss = (F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view_as(wanted) * decay).mean()
+        loss = (
+            F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view_as(wanted) * decay
+        ).mean()
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -94,7 +99,7 @@ def train(model: Qwen3ForCausalLM) -> dict[str, torch.Tensor]:
 def main() -> None:
     folder = Path(sys.argv[1])
     torch.manual_seed(SEED)
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    torch.set_num_threads(1)  # the matrices are too small to share
     model = make_target()
     model.save_pretrained(folder / "target")
     make_tokenizer(folder / "target")

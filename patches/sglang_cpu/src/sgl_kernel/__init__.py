@@ -1,5 +1,6 @@
-"""Stand-in for the CPU build of ``sgl_kernel``, which is not published: the operators that SGLang 0.5.23 imports by name on
-a CPU, in plain torch. It serves dense models with torch_native attention; what such a model never calls raises.
+"""Stand-in for the CPU build of ``sgl_kernel``, which is not published: the operators that SGLang 0.5.23 imports by
+name on a CPU, in plain torch. It serves dense models with torch_native attention; what such a model never calls
+raises.
 
 It tests the callers of these operators, not SGLang's own C++ ones.
 """
@@ -67,10 +68,14 @@ def assign_draft_cache_locs_contiguous_cpu(
     num_steps: int,
 ) -> None:
     """Locations of ``topk * num_steps`` columns after every request's sequence."""
-    assign_extend_cache_locs_cpu(req_pool_indices, req_to_token, seq_lens, seq_lens + topk * num_steps, out_cache_loc, pool_len)
+    assign_extend_cache_locs_cpu(
+        req_pool_indices, req_to_token, seq_lens, seq_lens + topk * num_steps, out_cache_loc, pool_len
+    )
 
 
-def fill_bonus_tokens_cpu(accept_tokens: torch.Tensor, accept_lens: torch.Tensor, bonus_tokens: torch.Tensor, stride: int) -> None:
+def fill_bonus_tokens_cpu(
+    accept_tokens: torch.Tensor, accept_lens: torch.Tensor, bonus_tokens: torch.Tensor, stride: int
+) -> None:
     """The last accepted token of every row of width ``stride``."""
     rows = torch.arange(accept_lens.numel(), dtype=torch.int64)
     bonus_tokens.copy_(accept_tokens.reshape(-1)[rows * stride + accept_lens.long() - 1])
@@ -83,8 +88,11 @@ def fill_accept_out_cache_loc_cpu(accept_index: torch.Tensor, out_cache_loc: tor
     out[: accepted.numel()] = out_cache_loc[accepted]
 
 
-def copy_all_layer_kv_cache_cpu(data_ptrs: torch.Tensor, strides: torch.Tensor, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
-    """Copy KV slots in every buffer. ``data_ptrs``: addresses; ``strides``: bytes a slot. Reads all before it writes."""
+def copy_all_layer_kv_cache_cpu(
+    data_ptrs: torch.Tensor, strides: torch.Tensor, tgt_loc: torch.Tensor, src_loc: torch.Tensor
+) -> None:
+    """Copy KV slots in every buffer. ``data_ptrs``: addresses; ``strides``: bytes a slot. Reads all before it
+    writes."""
     if tgt_loc.numel() == 0:
         return
     target, source = tgt_loc.long(), src_loc.long()
@@ -107,7 +115,7 @@ def verify_tree_greedy_cpu(
 ) -> None:
     """Walk every tree from its root along the target's greedy tokens (NGRAM's verify). All index tensors [bs, nodes];
     writes the predicted token of every visited node, the visited nodes' flat indices and their number less one."""
-    bs, nodes = candidates.shape
+    bs = candidates.shape[0]
     wanted = target_predict.reshape(-1).tolist()
     tokens, index = candidates.tolist(), retrive_index.tolist()
     child, sibling = retrive_next_token.tolist(), retrive_next_sibling.tolist()

@@ -25,7 +25,9 @@ def reconstruct_indices_from_tree_mask(
     parent = torch.where(ancestors, order, -1).amax(-1)
     # same[b, i, j]: node j comes after i and has i as parent / has the parent of i
     children = parent[:, None, :] == order[None, :, None]
-    siblings = (parent[:, None, :] == parent[:, :, None]) & (order[None, :] > order[:, None]) & (parent >= 0)[:, :, None]
+    siblings = (
+        (parent[:, None, :] == parent[:, :, None]) & (order[None, :] > order[:, None]) & (parent >= 0)[:, :, None]
+    )
     for out, candidates in ((retrive_next_token, children), (retrive_next_sibling, siblings)):
         first = torch.where(candidates, order, nodes).amin(-1)
         out.copy_(torch.where(first < nodes, first, -1).view(bs, nodes))

@@ -1,9 +1,8 @@
 """TARGET_VERIFY for SGLang's ``torch_native`` attention backend.
 
-``srt/layers/attention/torch_native_backend.py:279`` (0.5.23) reads ``extend_prefix_lens``, which a verify batch does not
-have, so no speculative algorithm runs on it. A verify forward has the same number of new tokens for every request; they see
-the whole prefix and, among themselves, what the mask allows.
-"""
+``srt/layers/attention/torch_native_backend.py:279`` (0.5.23) reads ``extend_prefix_lens``, which a verify batch does
+not have, so no speculative algorithm runs on it. A verify forward has the same number of new tokens for every
+request; they see the whole prefix and, among themselves, what the mask allows."""
 
 from __future__ import annotations
 
@@ -16,15 +15,16 @@ from torch.nn.functional import scaled_dot_product_attention
 def split_mask(custom_mask: torch.Tensor, prefix: list[int], width: int) -> list[torch.Tensor]:
     """Masks of one batch, one ``[width, width]`` bool tensor a request: which new token sees which new token.
 
-    ``custom_mask`` is flat, in one of SGLang's two layouts: QLEN_ONLY, ``width * width`` cells a request, or FULL, rows of
-    ``prefix + width`` cells whose prefix part is all true (``layers/attention/verify_mask.py``).
-    """
+    ``custom_mask`` is flat, in one of SGLang's two layouts: QLEN_ONLY, ``width * width`` cells a request, or FULL,
+    rows of ``prefix + width`` cells whose prefix part is all true (``layers/attention/verify_mask.py``)."""
     flat = custom_mask.view(-1).bool()
     full = sum(width * (length + width) for length in prefix)
     if flat.numel() == len(prefix) * width * width and full != flat.numel():
         return list(flat.view(len(prefix), width, width))
     if flat.numel() < full:
-        raise ValueError(f"verify mask has {flat.numel()} cells, expected {full} (FULL) or {len(prefix) * width * width} (QLEN_ONLY)")
+        raise ValueError(
+            f"verify mask has {flat.numel()} cells, expected {full} (FULL) or {len(prefix) * width * width} (QLEN_ONLY)"
+        )
     masks, offset = [], 0
     for length in prefix:
         cells = width * (length + width)
@@ -33,7 +33,9 @@ def split_mask(custom_mask: torch.Tensor, prefix: list[int], width: int) -> list
     return masks
 
 
-def verify_attention(backend: Any, q: torch.Tensor, k: Any, v: Any, layer: Any, batch: Any, save_kv_cache: bool) -> torch.Tensor:
+def verify_attention(
+    backend: Any, q: torch.Tensor, k: Any, v: Any, layer: Any, batch: Any, save_kv_cache: bool
+) -> torch.Tensor:
     """Attention of a verify batch. q: [bs * width, heads * dim]; returns [bs * width, heads * v_dim]."""
     from sglang.srt.layers.radix_attention import AttentionType
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc
@@ -87,7 +89,14 @@ def _masks_of(batch: Any, custom: torch.Tensor, prefix: list[int], width: int) -
 
 def wrap_forward_extend(original: Any) -> Any:
     def forward_extend(
-        self: Any, q: torch.Tensor, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any
+        self: Any,
+        q: torch.Tensor,
+        k: Any,
+        v: Any,
+        layer: Any,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+        **kwargs: Any,
     ) -> Any:
         if forward_batch.forward_mode.is_target_verify():
             return verify_attention(self, q, k, v, layer, forward_batch, save_kv_cache)

@@ -1,8 +1,7 @@
 """Replace attributes of SGLang and be able to prove later that the replacement is in force.
 
-SGLang's own ``HookRegistry`` logs a hook that does not apply and goes on; here that would mean wrong text or a crash much
-later, so hooks are installed directly and checked.
-"""
+SGLang's own ``HookRegistry`` logs a hook that does not apply and goes on; here that would mean wrong text or a crash
+much later, so hooks are installed directly and checked."""
 
 from __future__ import annotations
 
@@ -26,7 +25,8 @@ def _unwrap(value: Any) -> Any:
 
 
 def _in_force(current: Any, ours: Any) -> bool:
-    """Whether calling ``current`` reaches ``ours``: it is ours, or hooks stacked later (each marked with ``__wrapped__``)."""
+    """Whether calling ``current`` reaches ``ours``: it is ours, or hooks stacked later (each marked with
+    ``__wrapped__``)."""
     current, ours = _unwrap(current), _unwrap(ours)
     while current is not None:
         if current is ours:
@@ -53,7 +53,8 @@ class Hooks:
         return parent, name
 
     def install(self, path: str, wrap: Wrapper) -> None:
-        """Replace the object at ``path`` by ``wrap(object)``. Copies made by ``from module import name`` are replaced too."""
+        """Replace the object at ``path`` by ``wrap(object)``. Copies made by ``from module import name`` are replaced
+        too."""
         if path in self._installed:
             return
         try:
@@ -83,4 +84,4 @@ class Hooks:
     def require(self) -> None:
         """Refuse to go on when a hook is not in force."""
         for path, reason in self.missing().items():
-            refuse(f"{self.owner}: the hook on {path} is not in force ({reason}); use SGLang 0.5.23 without other plugins there")
+            refuse(f"{self.owner}: the hook on {path} is not in force ({reason}); use SGLang 0.5.23")

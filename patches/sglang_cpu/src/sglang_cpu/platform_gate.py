@@ -1,8 +1,8 @@
 """Lets DFLASH resolve on a CPU.
 
-``srt/arg_groups/speculative_hook.py:287-303`` accepts cuda, npu and xpu only, or an out-of-tree platform that says yes;
-``:886-940`` accepts a list of drafter backends without torch_native, or what an out-of-tree platform supports. So for the
-time of that one call the platform is seen through a proxy that answers as an out-of-tree platform would.
+``srt/arg_groups/speculative_hook.py:287-303`` accepts cuda, npu and xpu only, or an out-of-tree platform that says
+yes; ``:886-940`` accepts a list of drafter backends without torch_native, or what an out-of-tree platform supports.
+So for the time of that one call the platform is seen through a proxy that answers as an out-of-tree platform would.
 """
 
 from __future__ import annotations

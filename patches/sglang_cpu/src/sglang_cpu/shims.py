@@ -6,8 +6,8 @@ from typing import Any
 
 
 def wrap_extend_forward_kwargs(original: Any) -> Any:
-    """``srt/model_executor/model_runner.py:1772`` casts input embeddings to bfloat16; a float32 drafter then dies in its
-    first projection. Cast to the runner's dtype instead."""
+    """``srt/model_executor/model_runner.py:1772`` casts input embeddings to bfloat16; a float32 drafter then dies in
+    its first projection. Cast to the runner's dtype instead."""
 
     def extend_forward_kwargs(self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
         out = original(self, forward_batch, *args, **kwargs)

@@ -85,7 +85,9 @@ def make_config(budget: object | None, environment: Mapping[str, str], block: in
         size = 2 * block - 1
     spine = environment.get(SPINE_ENV, "0").lower() in ("1", "true", "yes")
     if spine and size < block - 1:
-        raise Refused(f"{SPINE_ENV}=1 needs a budget of at least {block - 1} (the drafter's block less one), not {size}")
+        raise Refused(
+            f"{SPINE_ENV}=1 needs a budget of at least {block - 1} (the drafter's block less one), not {size}"
+        )
     return Config(size, block, spine)
 
 
@@ -106,11 +108,18 @@ def refuse_arguments(args: Mapping[str, Any]) -> None:
     allowed = BACKENDS.get(device)
     if allowed is None:
         raise Refused(f"DDTree runs on the devices {', '.join(sorted(BACKENDS))}, not on {device!r}")
-    for field in ("attention_backend", "prefill_attention_backend", "decode_attention_backend", "speculative_draft_attention_backend"):
+    for field in (
+        "attention_backend",
+        "prefill_attention_backend",
+        "decode_attention_backend",
+        "speculative_draft_attention_backend",
+    ):
         backend = args.get(field)
         if backend is not None and backend not in allowed:
             flag = "--" + field.replace("_", "-")
-            raise Refused(f"{flag} {backend} has no tree mask that is proven here; use {flag} {' or '.join(sorted(allowed))}")
+            raise Refused(
+                f"{flag} {backend} has no tree mask that is proven here; use {flag} {' or '.join(sorted(allowed))}"
+            )
     refuse_flags(args)
 
 
@@ -125,33 +134,51 @@ def refuse_flags(args: Mapping[str, Any]) -> None:
 
 def refuse_models(facts: ModelFacts) -> None:
     """Refuse model kinds that are not proven with a tree."""
+    chain = "or --speculative-algorithm DFLASH"
     if facts.mla:
-        raise Refused("the target uses multi-head latent attention (MLA), whose backends have no tree mask; use a dense MHA or GQA model or --speculative-algorithm DFLASH")
+        raise Refused(
+            f"the target's MLA attention has no backend with a tree mask; use a dense MHA or GQA model {chain}"
+        )
     if facts.hybrid:
-        raise Refused("the target has recurrent (mamba or linear attention) layers, whose state cannot branch; use --speculative-algorithm DFLASH")
+        raise Refused(f"the target's recurrent layers cannot branch; use a model with attention layers only {chain}")
     if facts.sliding_window:
-        raise Refused("the target uses sliding-window attention, whose window is not exact in a tree; use --speculative-algorithm DFLASH")
+        raise Refused(f"a sliding window is not exact in a tree; use a target with full attention {chain}")
     for head in facts.draft_heads:
-        raise Refused(f"the drafter has a {head} head, which drafts one path and not independent positions; use a plain DFlash drafter or --speculative-algorithm DFLASH")
+        raise Refused(
+            f"the drafter's {head} head drafts one path, not each position; use a plain DFlash drafter {chain}"
+        )
 
 
+# field, the value that is fine, why another is not; the flag is the field's name
 _ARGUMENTS: tuple[tuple[str, Any, str], ...] = (
-    ("pp_size", 1, "DDTree does not work with pipeline parallelism; remove --pipeline-parallel-size {value}"),
-    ("attn_dp_size", 1, "DDTree does not work with DP attention; remove --attn-dp-size {value} or --enable-dp-attention"),
+    ("pp_size", 1, "DDTree does not work with pipeline parallelism; use --pp-size 1"),
+    ("attn_dp_size", 1, "DDTree does not work with DP attention; use --attn-dp-size 1"),
     ("enable_dp_attention", False, "DDTree does not work with DP attention; remove --enable-dp-attention"),
-    ("dcp_size", 1, "DDTree does not work with decode context parallelism; remove --dcp-size {value}"),
-    ("attn_cp_size", 1, "DDTree does not work with context parallelism; remove --attention-context-parallel-size {value}"),
-    ("disaggregation_mode", "null", "DDTree is not proven with prefill-decode disaggregation; remove --disaggregation-mode {value}"),
+    ("dcp_size", 1, "DDTree does not work with decode context parallelism; use --dcp-size 1"),
+    ("attn_cp_size", 1, "DDTree does not work with context parallelism; use --attn-cp-size 1"),
+    ("disaggregation_mode", "null", "DDTree is not proven with disaggregation; remove --disaggregation-mode {value}"),
     ("enable_lora", False, "DDTree is not proven with LoRA; remove --enable-lora"),
     ("lora_paths", [], "DDTree is not proven with LoRA; remove --lora-paths"),
     ("speculative_adaptive", False, "DDTree has a fixed budget; remove --speculative-adaptive"),
-    ("speculative_use_block_verification", False, "DDTree verifies a tree, not a block; remove --speculative-use-block-verification"),
-    ("speculative_use_rejection_sampling", False, "DDTree samples at every node and needs no rejection sampling; remove --speculative-use-rejection-sampling"),
-    ("speculative_draft_window_size", None, "DDTree is not proven with a windowed draft cache; remove --speculative-draft-window-size {value}"),
-    ("enable_unified_memory", False, "DDTree moves KV slots, which the unified memory pool does not allow; remove --enable-unified-memory"),
-    ("enable_page_major_kv_layout", False, "DDTree is not proven with the page-major KV layout; remove --enable-page-major-kv-layout"),
+    (
+        "speculative_use_block_verification",
+        False,
+        "DDTree verifies a tree; remove --speculative-use-block-verification",
+    ),
+    (
+        "speculative_use_rejection_sampling",
+        False,
+        "DDTree samples exactly; remove --speculative-use-rejection-sampling",
+    ),
+    (
+        "speculative_draft_window_size",
+        None,
+        "DDTree needs the whole draft cache; remove --speculative-draft-window-size",
+    ),
+    ("enable_unified_memory", False, "the unified memory pool cannot move KV slots; remove --enable-unified-memory"),
+    ("enable_page_major_kv_layout", False, "DDTree is not proven with it; remove --enable-page-major-kv-layout"),
     ("enable_hisparse", False, "DDTree is not proven with HiSparse; remove --enable-hisparse"),
-    ("enable_hierarchical_cache", False, "DDTree is not proven with the hierarchical cache; remove --enable-hierarchical-cache"),
-    ("enable_two_batch_overlap", False, "DDTree is not proven with two-batch overlap; remove --enable-two-batch-overlap"),
-    ("enable_return_routed_experts", False, "DDTree does not return routed experts; remove --enable-return-routed-experts"),
-)  # fmt: skip
+    ("enable_hierarchical_cache", False, "DDTree is not proven with it; remove --enable-hierarchical-cache"),
+    ("enable_two_batch_overlap", False, "DDTree is not proven with it; remove --enable-two-batch-overlap"),
+    ("enable_return_routed_experts", False, "DDTree does not return them; remove --enable-return-routed-experts"),
+)

@@ -1,8 +1,7 @@
 """Replace attributes of SGLang and be able to prove later that the replacement is in force.
 
-SGLang's own ``HookRegistry`` logs a hook that does not apply and goes on (``srt/plugins/hook_registry.py``); here that would
-mean wrong text, so hooks are installed directly and checked at every place where they matter.
-"""
+SGLang's own ``HookRegistry`` logs a hook that does not apply and goes on (``srt/plugins/hook_registry.py``); here
+that would mean wrong text, so hooks are installed directly and checked at every place where they matter."""
 
 from __future__ import annotations
 
@@ -22,7 +21,8 @@ def _unwrap(value: Any) -> Any:
 
 
 def _in_force(current: Any, ours: Any) -> bool:
-    """Whether calling ``current`` reaches ``ours``: it is ours, or hooks stacked later (each marked with ``__wrapped__``)."""
+    """Whether calling ``current`` reaches ``ours``: it is ours, or hooks stacked later (each marked with
+    ``__wrapped__``)."""
     current, ours = _unwrap(current), _unwrap(ours)
     while current is not None:
         if current is ours:
@@ -48,8 +48,8 @@ class Hooks:
         return parent, name
 
     def install(self, path: str, wrap: Wrapper) -> None:
-        """Replace the object at ``path`` by ``wrap(object)``; copies made by ``from module import name`` too. A static or
-        class method keeps its kind; ``wrap`` then gets the plain function."""
+        """Replace the object at ``path`` by ``wrap(object)``; copies made by ``from module import name`` too. A
+        static or class method keeps its kind; ``wrap`` then gets the plain function."""
         if path in self._installed:
             return
         try:
@@ -83,4 +83,6 @@ class Hooks:
     def require(self) -> None:
         """Refuse to go on when a hook is not in force."""
         for path, reason in self.missing().items():
-            raise Refused(f"the hook on {path} is not in force ({reason}); use SGLang 0.5.23 and no other plugin that replaces it")
+            raise Refused(
+                f"the hook on {path} is not in force ({reason}); use SGLang 0.5.23 and no other plugin that replaces it"
+            )

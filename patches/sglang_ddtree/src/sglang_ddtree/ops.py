@@ -27,7 +27,9 @@ class TreeOps(Protocol):
     ) -> Tree:
         """Trees from candidates: vals, ids [bs, L, K], lse [bs, L] or None, root and prefix_lens [bs]."""
 
-    def mask(self, parents: torch.Tensor, prefix_lens: torch.Tensor, prefix_lens_cpu: torch.Tensor | None, *, depth: int) -> torch.Tensor:
+    def mask(
+        self, parents: torch.Tensor, prefix_lens: torch.Tensor, prefix_lens_cpu: torch.Tensor | None, *, depth: int
+    ) -> torch.Tensor:
         """FULL_MASK for the attention backend, flat bool."""
 
     def links(self, parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,8 +39,8 @@ class TreeOps(Protocol):
         """Accepted paths; target [bs, width]."""
 
     def move_kv(self, pool: Any, window: torch.Tensor, accept_index: torch.Tensor) -> None:
-        """Copy the KV of every path to the front of its request's ``window`` [bs, width] in the target's pool. A slot may
-        be a source and a destination at once: read everything before writing anything."""
+        """Copy the KV of every path to the front of its request's ``window`` [bs, width] in the target's pool. A slot
+        may be a source and a destination at once: read everything before writing anything."""
 
 
 class TorchOps:
@@ -57,7 +59,9 @@ class TorchOps:
     ) -> Tree:
         return torch_tree.build_tree(vals, ids, lse, root, prefix_lens, width, spine)
 
-    def mask(self, parents: torch.Tensor, prefix_lens: torch.Tensor, prefix_lens_cpu: torch.Tensor | None, *, depth: int) -> torch.Tensor:
+    def mask(
+        self, parents: torch.Tensor, prefix_lens: torch.Tensor, prefix_lens_cpu: torch.Tensor | None, *, depth: int
+    ) -> torch.Tensor:
         return torch_tree.full_mask(parents, prefix_lens, depth)
 
     def links(self, parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

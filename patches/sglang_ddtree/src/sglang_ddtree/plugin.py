@@ -1,9 +1,8 @@
 """Entry point: SGLang calls ``register`` in every one of its processes, before arguments are parsed.
 
-The algorithm DDTREE is an alias: before SGLang resolves its arguments it becomes DFLASH plus a tree (``_Settings`` on the
-argument record, which travels to the scheduler with it). About twenty places in SGLang compare the name with "DFLASH"
-literally; a new name would miss them (docs/decisions/003-plugin-first.md).
-"""
+The algorithm DDTREE is an alias: before SGLang resolves its arguments it becomes DFLASH plus a tree (``_Settings`` on
+the argument record, which travels to the scheduler with it). About twenty places in SGLang compare the name with
+"DFLASH" literally; a new name would miss them (docs/decisions/003-plugin-first.md)."""
 
 from __future__ import annotations
 
@@ -37,7 +36,9 @@ _CONFIG = "_ddtree_config"  # on the argument record: the resolved Config
 def register() -> None:
     """Install the hooks; none of them changes anything until DDTREE is asked for."""
     HOOKS.install("sglang.srt.arg_groups.pipeline:run_resolution_pipeline", _wrap_pipeline)
-    HOOKS.install("sglang.srt.speculative.spec_info:SpeculativeAlgorithm.get_num_tokens_per_req_for_target_verify", _wrap_width)
+    HOOKS.install(
+        "sglang.srt.speculative.spec_info:SpeculativeAlgorithm.get_num_tokens_per_req_for_target_verify", _wrap_width
+    )
     HOOKS.install("sglang.srt.speculative.spec_info:SpeculativeAlgorithm.create_worker", _wrap_create_worker)
     HOOKS.install("sglang.srt.mem_cache.allocation_sizing:get_req_to_token_extra_context_len", _wrap_headroom)
     if not _has_field():
@@ -124,7 +125,9 @@ def _prepare(server_args: Any, given: object | None) -> Config:
     if cfg.speculative_draft_model_path is None:
         raise Refused("DDTREE needs a drafter; give --speculative-draft-model-path")
     if cfg.speculative_num_draft_tokens is not None:
-        raise Refused("with DDTREE the tree's size is --speculative-ddtree-budget; remove --speculative-num-draft-tokens")
+        raise Refused(
+            "with DDTREE the tree's size is --speculative-ddtree-budget; remove --speculative-num-draft-tokens"
+        )
     draft = _draft_config(cfg)
     config = make_config(given, os.environ, _block(draft, cfg.speculative_dflash_block_size))
     refuse_models(ModelFacts(draft_heads=_draft_heads(draft)))
@@ -144,8 +147,8 @@ def _prepare(server_args: Any, given: object | None) -> Config:
 
 def _finish(server_args: Any, config: Config) -> None:
     """After SGLang's own resolution: refuse what does not fit, by the resolved values."""
-    from sglang.srt.arg_groups.overrides import declare_resolution, model_config_of, resolving_view, use_mla_backend
     from sglang.srt.arg_groups.arg_utils import record_fields
+    from sglang.srt.arg_groups.overrides import declare_resolution, model_config_of, resolving_view, use_mla_backend
 
     cfg = resolving_view(server_args)
     declare_resolution(server_args, "sglang_ddtree", speculative_dflash_block_size=config.block)
@@ -174,13 +177,20 @@ def _draft_config(cfg: Any) -> Any:
         )
     except Exception as error:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise Refused(f"the drafter's config at {cfg.speculative_draft_model_path!r} cannot be read ({reason}); check --speculative-draft-model-path") from None
+        raise Refused(
+            f"the drafter's config at {cfg.speculative_draft_model_path!r} cannot be read ({reason}); "
+            "check --speculative-draft-model-path"
+        ) from None
 
 
 def _block(draft: Any, given: int | None) -> int:
     from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
 
-    block = given if given is not None else parse_dflash_draft_config(draft_hf_config=draft).resolve_block_size(default=None)
+    block = (
+        given
+        if given is not None
+        else parse_dflash_draft_config(draft_hf_config=draft).resolve_block_size(default=None)
+    )
     if block is None:
         raise Refused("the drafter's config has no block_size; give --speculative-dflash-block-size")
     return int(block)
@@ -213,8 +223,8 @@ def _wrap_width(original: Any) -> Any:
 
 
 def _wrap_headroom(original: Any) -> Any:
-    """Room in a request's row for what decoding allocates ahead (``srt/mem_cache/allocation_sizing.py:96`` gives a chain
-    ``4 + width`` at page size 1, but ``srt/speculative/dflash_info_v2.py:147`` allocates two windows)."""
+    """Room in a request's row for what decoding allocates ahead (``srt/mem_cache/allocation_sizing.py:96`` gives a
+    chain ``4 + width`` at page size 1, but ``srt/speculative/dflash_info_v2.py:147`` allocates two windows)."""
 
     def get_req_to_token_extra_context_len() -> int:
         extra = int(original())

@@ -1,10 +1,10 @@
 """The definition of the tree: a heap in plain Python and numpy. Everything faster is tested against it.
 
-The drafter gives, for each of ``L`` positions, candidates in falling order of log-probability. A node is a sequence of
-ranks (r1 … rd), one a position; its score is the sum of their log-probabilities, in float32, added from the root down. The
-tree is the ``budget`` nodes of highest score. A node never scores above its parent or above its sibling of the rank before,
-so a heap that holds, for the root and every chosen node, just its next unused child yields them in order; a chosen node's
-parent is chosen before it. Of equal scores the child of the node chosen earlier comes first.
+The drafter gives, for each of ``L`` positions, candidates in falling order of log-probability. A node is a sequence
+of ranks (r1 … rd), one a position; its score is the sum of their log-probabilities, in float32, added from the root
+down. The tree is the ``budget`` nodes of highest score. A node never scores above its parent or above its sibling of
+the rank before, so a heap that holds, for the root and every chosen node, just its next unused child yields them in
+order; a chosen node's parent is chosen before it. Of equal scores the child of the node chosen earlier comes first.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def ancestors(parents: list[int]) -> npt.NDArray[np.bool_]:
 
 
 def walk(tokens: list[int], parents: list[int], target: list[int]) -> tuple[list[int], int]:
-    """Path from the root along the target's tokens (``target[i]``: the target's token after node i), and the token after
-    its last node."""
+    """Path from the root along the target's tokens (``target[i]``: the target's token after node i), and the token
+    after its last node."""
     path = [0]
     while True:
         wanted = target[path[-1]]

@@ -1,9 +1,8 @@
 """One token of the target for every node of the tree.
 
-At temperature 0 it is the most likely one. Else it is one draw from the node's adjusted distribution (temperature, top-k,
-top-p, min-p); the walk then follows a node's own draw. Each visited node's token is thus a fresh draw given its path, so
-the text has exactly the target's distribution, whatever the tree.
-"""
+At temperature 0 it is the most likely one. Else it is one draw from the node's adjusted distribution (temperature,
+top-k, top-p, min-p); the walk then follows a node's own draw. Each visited node's token is thus a fresh draw given
+its path, so the text has exactly the target's distribution, whatever the tree."""
 
 from __future__ import annotations
 
@@ -23,7 +22,11 @@ def target_tokens(logits: torch.Tensor, sampling: Any, positions: torch.Tensor, 
     def per_node(values: torch.Tensor | None) -> torch.Tensor | None:
         return None if values is None else values.reshape(-1).repeat_interleave(width, dim=0)
 
-    temperatures, seed, top_ks = per_node(sampling.temperatures), per_node(sampling.sampling_seed), per_node(sampling.top_ks)
+    temperatures, seed, top_ks = (
+        per_node(sampling.temperatures),
+        per_node(sampling.sampling_seed),
+        per_node(sampling.top_ks),
+    )
     assert temperatures is not None
     assert top_ks is not None
     scaled = logits.float() / temperatures[:, None]

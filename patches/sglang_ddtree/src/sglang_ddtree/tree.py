@@ -31,8 +31,9 @@ class Tree:
 @dataclass(frozen=True)
 class Accepted:
     """Result of the walk; ``steps`` columns. accept_index int32 [bs, steps]: ``row * width + node`` of the path, root
-    first, then -1. accept_len int32 [bs]: accepted drafts. commit_lens int32 [bs] = accept_len + 1. bonus int64 [bs]: the
-    target's token after the path. out_tokens int64 [bs, steps]: accepted drafts, bonus, zeros. new_seq_lens [bs]."""
+    first, then -1. accept_len int32 [bs]: accepted drafts. commit_lens int32 [bs] = accept_len + 1. bonus int64 [bs]:
+    the target's token after the path. out_tokens int64 [bs, steps]: accepted drafts, bonus, zeros. new_seq_lens
+    [bs]."""
 
     accept_index: torch.Tensor
     accept_len: torch.Tensor
@@ -111,7 +112,8 @@ def full_mask(parents: torch.Tensor, prefix_lens: torch.Tensor, depth: int) -> t
 
 
 def links(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """First child and next sibling of every node, int64 [bs, width], -1 where there is none (grammar masks want these)."""
+    """First child and next sibling of every node, int64 [bs, width], -1 where there is none (grammar masks want
+    these)."""
     width = parents.shape[1]
     order = torch.arange(width, device=parents.device)
     child = parents[:, None, :] == order[None, :, None]
@@ -121,7 +123,9 @@ def links(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return next_token, next_sibling
 
 
-def walk(tokens: torch.Tensor, parents: torch.Tensor, target: torch.Tensor, prefix_lens: torch.Tensor, steps: int) -> Accepted:
+def walk(
+    tokens: torch.Tensor, parents: torch.Tensor, target: torch.Tensor, prefix_lens: torch.Tensor, steps: int
+) -> Accepted:
     """Follow the target's tokens from the root. tokens, parents, target [bs, width]. A node's children carry distinct
     tokens, so at most one matches."""
     batch, width = tokens.shape

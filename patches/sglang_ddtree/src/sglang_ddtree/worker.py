@@ -1,9 +1,10 @@
-"""DDTree on SGLang's DFlash worker: the same drafter and the same prefill, a tree instead of a chain in the decode step.
+"""DDTree on SGLang's DFlash worker: the same drafter and the same prefill, a tree instead of a chain in the decode
+step.
 
-One step, for every request: draft a block → candidates of each position → tree → one verify pass of the target → walk → move
-the accepted path's KV to the front of the window → commit the drafter's KV from the target's hidden states. The stock step is
-``srt/speculative/dflash_worker_v2.py:2478-3014`` (0.5.23); what is not written here is inherited from it.
-"""
+One step, for every request: draft a block → candidates of each position → tree → one verify pass of the target → walk
+→ move the accepted path's KV to the front of the window → commit the drafter's KV from the target's hidden states.
+The stock step is ``srt/speculative/dflash_worker_v2.py:2478-3014`` (0.5.23); what is not written here is inherited
+from it."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Window:
-    """KV slots one step writes: ``slots`` [bs, window]; the drafter uses the first ``block`` columns, the tree the first
-    ``width``. ``host_lens`` [bs] on the CPU: an upper bound of the prefix lengths."""
+    """KV slots one step writes: ``slots`` [bs, window]; the drafter uses the first ``block`` columns, the tree the
+    first ``width``. ``host_lens`` [bs] on the CPU: an upper bound of the prefix lengths."""
 
     slots: torch.Tensor
     plan: Any
@@ -51,9 +52,13 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         config = settings()
         if config is None:
-            raise Refused("the tree's settings did not reach the scheduler; start the engine through sglang.launch_server or Engine(...)")
+            raise Refused(
+                "the tree's settings did not reach the scheduler; start through sglang.launch_server or Engine(...)"
+            )
         self.config: Config = config
-        with get_spec().override(speculative_num_draft_tokens=config.block):  # the stock constructor means the drafter's block
+        with get_spec().override(
+            speculative_num_draft_tokens=config.block
+        ):  # the stock constructor means the drafter's block
             super().__init__(*args, **kwargs)
         self.speculative_num_draft_tokens = config.window
         self.ops: TreeOps = select_ops(str(self.device))
@@ -63,7 +68,7 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
         if self._target_tp_rank == 0:
             logger.info("DDTREE budget=%d block=%d ops=%s", config.budget, config.block, type(self.ops).__name__)
 
-    # -- start ----------------------------------------------------------------------------------------------------------
+    # -- start -----------------------------------------------------------------------------------------------
 
     def _maybe_build_draft_sampler(self) -> None:
         """No head in the drafter's graph: the candidates are taken from its hidden states."""
@@ -72,16 +77,22 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
         """Sampling is supported everywhere (``sampling``), so there is no fallback to warn of."""
 
     def init_cuda_graphs(self) -> None:
-        """The last step of starting up: everything exists and nothing is served yet, so this is where the check runs."""
+        """The last step of starting up: everything exists and nothing is served yet, so this is where the check
+        runs."""
         super().init_cuda_graphs()
         selfcheck.run(self)
 
-    # -- step -----------------------------------------------------------------------------------------------------------
+    # -- step ------------------------------------------------------------------------------------------------
 
     def forward_batch_generation(
         self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None
     ) -> Any:
-        if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle() or batch.spec_info is None:
+        if (
+            batch.forward_mode.is_extend()
+            or batch.is_extend_in_batch
+            or batch.forward_mode.is_idle()
+            or batch.spec_info is None
+        ):
             result = super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
             if result.speculative_num_draft_tokens is not None:
                 result.speculative_num_draft_tokens = self.config.window
@@ -150,8 +161,11 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
         )
         return Window(slots, plan, host)
 
-    def _draft(self, batch: Any, roots: torch.Tensor, window: Window) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Run the drafter once. Returns its best candidates: vals and ids [bs, block - 1, K] and lse [bs, block - 1]."""
+    def _draft(
+        self, batch: Any, roots: torch.Tensor, window: Window
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Run the drafter once. Returns its best candidates: vals and ids [bs, block - 1, K] and lse [bs, block -
+        1]."""
         block, rows = self.config.block, len(batch.seq_lens)
         prefix = batch.seq_lens
         ids = torch.full((rows, block), int(self._mask_token_id), dtype=torch.int64, device=self.device)
@@ -201,7 +215,8 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
         return unwrap_lora_layer(self.model_runner.model.lm_head)
 
     def verify(self, batch: Any, tree: Tree, window: Window) -> Any:
-        """The target's pass over all nodes. Returns SGLang's batch result: logits and hidden states of bs * width rows."""
+        """The target's pass over all nodes. Returns SGLang's batch result: logits and hidden states of bs * width
+        rows."""
         width = self.config.width
         verify_input = DDTreeVerifyInput(
             draft_token=tree.tokens.reshape(-1),
@@ -226,7 +241,9 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
             batch=None, forward_batch=forward_batch, is_verify=True, skip_attn_backend_init=True
         )
 
-    def _predict(self, batch: Any, logits_output: Any, tree: Tree, grammar_tree: Any, grammar_barrier: Any) -> torch.Tensor:
+    def _predict(
+        self, batch: Any, logits_output: Any, tree: Tree, grammar_tree: Any, grammar_barrier: Any
+    ) -> torch.Tensor:
         """The target's token after every node, int64 [bs * width]: grammar and logit adjustments applied."""
         sampling = batch.sampling_info
         processor = self._target_logits_processor
@@ -276,7 +293,7 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
             commit_lens=accepted.commit_lens,
         )
 
-    # -- observation ----------------------------------------------------------------------------------------------------
+    # -- observation -----------------------------------------------------------------------------------------
 
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
         """SGLang calls this with the accepted drafts of a finished step, already on the host."""

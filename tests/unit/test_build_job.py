@@ -114,7 +114,9 @@ def test_credentials_and_tls_are_mounted_only_when_given() -> None:
     assert [v["name"] for v in job["spec"]["template"]["spec"]["volumes"]] == ["context", "tmp"]
     _, job = objects(replace(JOB_CONFIG, builder_tls_secret="tls"), secret="regcred")
     assert [v["name"] for v in job["spec"]["template"]["spec"]["volumes"]] == ["context", "tmp", "registry", "tls"]
-    assert "--tlscert" in job["spec"]["template"]["spec"]["containers"][0]["args"]
+    env = {e["name"]: e["value"] for e in job["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert "--tlscert" in env["BUILDER"]
+    assert env["DOCKER_CONFIG"] == "/registry"
 
 
 def test_the_job_pushes_reproducibly_under_the_recipes_tag() -> None:

@@ -81,7 +81,6 @@ def context_files(recipe: Recipe, plugins: Mapping[str, bytes]) -> dict[str, byt
         "Dockerfile": dockerfile(recipe).encode(),
         "install_wheels.py": _script("install_wheels.py"),
         "finish.py": _script("finish.py"),
-        "recipe.json": json.dumps(recipe.content(), sort_keys=True, indent=1).encode(),
     }
     for plugin in recipe.plugins:
         files[f"plugins/{plugin.filename}"] = plugins[plugin.filename]
@@ -91,9 +90,8 @@ def context_files(recipe: Recipe, plugins: Mapping[str, bytes]) -> dict[str, byt
     if size > MAX_CONTEXT_BYTES:
         largest = max(files, key=lambda name: len(files[name]))
         raise BuildError(
-            f"patch series and plugin wheels are {size // 1024} KiB together, more than the "
-            f"{MAX_CONTEXT_BYTES // 1024} KiB a ConfigMap takes (largest: {largest}, "
-            f"{len(files[largest]) // 1024} KiB); "
+            f"patch series and plugin wheels are {size // 1024} KiB together, and a ConfigMap takes "
+            f"{MAX_CONTEXT_BYTES // 1024} KiB (largest: {largest}, {len(files[largest]) // 1024} KiB); "
             "give large wheels as kernelWheels by address instead"
         )
     return files

@@ -27,6 +27,7 @@ PERMANENT = (
     "pull access denied",
     "failed to resolve source metadata for .*: not found",
     "manifest unknown",
+    "405 Method Not Allowed",
     "server gave HTTP response to HTTPS client",
     "tls: failed to verify certificate",
     "dockerfile parse error",
@@ -86,15 +87,13 @@ def _checksum(log: str) -> Failure | None:
 
 
 def _wheel_missing(log: str) -> Failure | None:
-    found = re.search(
-        r"invalid (?:response status|not-modified ETag|status response) (\d{3})[^\n]*?(https?://\S+)?", log
-    )
+    found = re.search(r"invalid response status (\d{3})", log)
     if not found:
         return None
     name = _wheel_before(log, found.start())
     status = found[1]
-    if status == "404":
-        return Failure(f"{name} is not there (404); correct its address or put it into the wheelhouse", False)
+    if status in ("404", "410"):
+        return Failure(f"{name} is not there ({status}); correct its address or put it into the wheelhouse", False)
     if status in ("401", "403"):
         return Failure(
             f"the server refuses to hand out {name} ({status}); put it where no credentials are needed", False
@@ -160,7 +159,7 @@ def _registry(text: str, host: str, what: str) -> Failure | None:
     if status:
         return Failure(f"{registry} answers {status[1]} for {what}", True)
     if re.search(r"\b405\b|read.?only|UNSUPPORTED", text):
-        return Failure(f"{registry} is read-only: {_clean(text)}", False)
+        return Failure(f"{registry} is read-only, so {what} cannot be pushed", False)
     return None
 
 
@@ -183,8 +182,10 @@ def _wheel_before(log: str, position: int) -> str:
         head = re.findall(rf"^#{step[1]} \[[^\]]*\] ADD .*?([A-Za-z0-9._+%-]+\.whl)", log, re.M)
         if head:
             return f"the wheel {head[-1]}"
-    near = re.findall(r"([A-Za-z0-9._+%-]+\.whl)", line) or re.findall(r"([A-Za-z0-9._+%-]+\.whl)", log[position:])
-    return f"the wheel {near[0]}" if near else "a wheel"
+    failed = re.findall(r"^ > \[[^\]]*\] ADD .*?([A-Za-z0-9._+%-]+\.whl)", log, re.M)
+    near = re.findall(r"([A-Za-z0-9._+%-]+\.whl)", line)
+    names = near or failed
+    return f"the wheel {names[-1]}" if names else "a wheel"
 
 
 def _network(text: str) -> str:

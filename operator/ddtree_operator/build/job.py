@@ -24,16 +24,27 @@ RETRIES = 2
 
 # Reads the context, builds, pushes, and leaves the digest (or the end of the log) where Kubernetes keeps it: the
 # operator needs neither registry credentials nor the pod's log. Files of a ConfigMap are links: copied first.
-_SCRIPT = """\
+# BuildKit hashes whatever a server answers, an error page too, and calls that a digest mismatch; so the address in
+# question is fetched once more without a checksum, which shows the server's status.
+_SCRIPT = r"""
 set -u
-mkdir -p /tmp/context
+mkdir -p /tmp/context /tmp/again
 for f in /context/*; do cp -rL "$f" /tmp/context/; done
-{ buildctl "$@" 2>&1; echo $? >/tmp/status; } | tee /tmp/log
-status=$(cat /tmp/status)
-if [ "$status" = 0 ]; then
+{ buildctl $BUILDER "$@" 2>&1; echo $? >/tmp/status; } | tee /tmp/log
+if [ "$(cat /tmp/status)" = 0 ]; then
   digest=$(grep -o '"containerimage.digest": *"sha256:[0-9a-f]*"' /tmp/metadata.json | grep -o 'sha256:[0-9a-f]*')
   echo "digest: $digest" >/dev/termination-log
   exit 0
+fi
+if grep -q 'digest mismatch' /tmp/log; then
+  url=$(sed -n 's/^ > .* ADD --checksum=[^ ]* \[\(.*\), \/wheels\/[^,]*\]:$/\1/p' /tmp/log | head -n 1)
+  printf 'FROM scratch\nADD ["%s", "/wheel"]\n' "$url" >/tmp/again/Dockerfile
+  if ! buildctl $BUILDER build --progress=plain --frontend=dockerfile.v0 --local=context=/tmp/again \
+    --local=dockerfile=/tmp/again >/tmp/again.log 2>&1 && grep -q 'invalid response status' /tmp/again.log; then
+    sed 's/digest mismatch/unusable answer/' /tmp/log >/tmp/log.new
+    grep '^error:' /tmp/again.log | tail -n 1 | tee -a /tmp/log.new
+    mv /tmp/log.new /tmp/log
+  fi
 fi
 { grep -E 'ddtree-(patches|build): error:' /tmp/log | head -n 2 | cut -c1-1000
   tail -c 2000 /tmp/log; } >/dev/termination-log
@@ -118,7 +129,11 @@ def _job_spec(
         {"name": "context", "mountPath": "/context", "readOnly": True},
         {"name": "tmp", "mountPath": "/tmp"},
     ]
-    env = [{"name": "PERMANENT", "value": "|".join(PERMANENT)}, {"name": "HOME", "value": "/tmp"}]
+    env = [
+        {"name": "BUILDER", "value": " ".join(builder_flags(config))},
+        {"name": "PERMANENT", "value": "|".join(PERMANENT)},
+        {"name": "HOME", "value": "/tmp"},
+    ]
     if secret:
         item = {"key": ".dockerconfigjson", "path": "config.json"}
         volumes.append({"name": "registry", "secret": {"secretName": secret, "items": [item], "defaultMode": 0o440}})
@@ -179,11 +194,16 @@ def _job_spec(
     }
 
 
-def buildctl_args(recipe: Recipe, repository: str, config: BuildConfig) -> list[str]:
-    """Arguments of buildctl, from the address of the builder to the pushed tag."""
-    args = ["--addr", config.builder_address]
+def builder_flags(config: BuildConfig) -> list[str]:
+    """Flags of buildctl that say where the builder is."""
+    flags = ["--addr", config.builder_address]
     if config.builder_tls_secret:
-        args += ["--tlscacert", "/tls/ca.crt", "--tlscert", "/tls/tls.crt", "--tlskey", "/tls/tls.key"]
+        flags += ["--tlscacert", "/tls/ca.crt", "--tlscert", "/tls/tls.crt", "--tlskey", "/tls/tls.key"]
+    return flags
+
+
+def buildctl_args(recipe: Recipe, repository: str, config: BuildConfig) -> list[str]:
+    """Arguments of ``buildctl build``, up to the pushed tag."""
     output = {
         "type": "image",
         "name": image_reference(recipe, repository),
@@ -196,7 +216,6 @@ def buildctl_args(recipe: Recipe, repository: str, config: BuildConfig) -> list[
     if config.is_insecure(parse_reference(repository).registry):
         output["registry.insecure"] = "true"
     return [
-        *args,
         "build",
         "--progress=plain",
         "--frontend=dockerfile.v0",

@@ -145,9 +145,9 @@ def structural(node: Schema, defs: dict[str, Schema]) -> Schema:
     model which cannot be said in a CRD is noticed when the CRD is made and not when a resource slips through.
     """
     node = dict(node)
-    while "$ref" in node:  # words and default of the field win over those of the type
+    while "$ref" in node:  # words and default of the field stand before those of the type
         target = defs[node.pop("$ref").removeprefix("#/$defs/")]
-        node = {**target, **node}
+        node = {**target, **node, **_both_words(node, target)}
     if "anyOf" in node:
         variants = [v for v in node.pop("anyOf") if v.get("type") != "null"]
         if len(variants) > 1:
@@ -187,6 +187,14 @@ def structural(node: Schema, defs: dict[str, Schema]) -> Schema:
     if rules and out.get("type") == "object":
         out[RULES] = rules
     return dict(sorted(out.items(), key=lambda kv: _ORDER.get(kv[0], 50)))
+
+
+def _both_words(field: Schema, target: Schema) -> Schema:
+    """What the field is for here, then what such an object is; `kubectl explain` shows one description only."""
+    here, there = field.get("description"), target.get("description")
+    if not here or not there or target.get("type") != "object" or there in here:
+        return {}
+    return {"description": there if here in there else f"{here} {there}"}
 
 
 def _union(node: Schema, variants: list[Schema], defs: dict[str, Schema]) -> Schema:

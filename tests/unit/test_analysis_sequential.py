@@ -15,6 +15,7 @@ from ddtree_operator.analysis.sequential import (
     location,
     log_capital,
     lower_bound,
+    remaining_pairs,
     upper_bound,
 )
 from ddtree_operator.api.spec import AnalysisSpec
@@ -169,3 +170,13 @@ def test_identical_pairs():
 def test_ulp_table_matches_the_formats():
     for bits, name in ((7, "bfloat16"), (10, "float16"), (23, "float32")):
         assert ULP[name] == 2.0 ** (4 - bits)
+
+
+def test_forecast_is_about_right():
+    logs = ratios(np.random.default_rng(30), (1, 400), 0.10, 0.3, 0.5)
+    x = np.clip((logs[0] - MARGIN) / CLIP, -1, 1)
+    needed = first_pass(logs)[0]
+    half = int(needed / 2)
+    assert 0.3 * half <= (remaining_pairs(x[:half], 0.01) or 0) <= 3 * half
+    assert remaining_pairs(x[:0], 0.01) is None
+    assert remaining_pairs(-np.ones(5), 0.01) is None

@@ -14,6 +14,7 @@ from ddtree_operator.analysis import Outcome, Policy, evaluate
 from ddtree_operator.analysis.parity import Parity, compare
 from ddtree_operator.api.spec import AnalysisSpec
 from ddtree_operator.probe import EngineError, PairRunner, Prompt, engine_reader, generate, schedule, top2_gap
+from ddtree_operator.probe.prometheus import query
 from simengine.process import SimEngine
 
 pytestmark = pytest.mark.unit
@@ -274,3 +275,17 @@ def test_empty_sides_are_refused():
         PairRunner(None, [], ["u"], PROMPTS, 0, 1, 8)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least one prompt"):
         PairRunner(None, ["u"], ["u"], [], 0, 1, 8)  # type: ignore[arg-type]
+
+
+@pytest.mark.asyncio
+async def test_prometheus_query(session):
+    async def answer(request: web.Request) -> web.Response:
+        series = {"metric": {}, "value": [float(request.query["time"]), "0.25"]}
+        return web.json_response({"status": "success", "data": {"resultType": "vector", "result": [series]}})
+
+    server, url = await serve(answer)
+    try:
+        assert (await query(session, url, "sum(x)")).value == 0.25
+    finally:
+        await server.cleanup()
+    assert "cannot connect" in ((await query(session, url, "x", 5)).error or "")

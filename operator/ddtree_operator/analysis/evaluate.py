@@ -11,10 +11,11 @@ import numpy as np
 from ddtree_operator.analysis.parity import Parity, compare
 from ddtree_operator.analysis.policy import ACCEPT_LENGTH, PARITY, Gate, Policy
 from ddtree_operator.analysis.samples import MAX_ERROR, cut, problem
-from ddtree_operator.analysis.sequential import Array, location, log_capital, lower_bound, upper_bound
+from ddtree_operator.analysis.sequential import Array, location, log_capital, lower_bound, remaining_pairs, upper_bound
 from ddtree_operator.analysis.types import MetricVerdict, Outcome, Pair, Sample, Verdict
 
 UNBOUNDED = 1000.0  # upper end of an interval that has none yet; finite, so that it fits into JSON
+FORECAST_AFTER = 5  # pairs
 MAX_REASON = 500  # characters; an engine's error page must not end up in a status
 
 
@@ -149,6 +150,7 @@ class Tally:
         else:
             outcome = Outcome.NOT_YET
             reason = f"{seen} after {n} pairs, not yet told from {wanted} (between {_side(low)} and {_side(high)})"
+            reason += _forecast(x, policy)
             if (above and not mean_above) or (below and mean_above):
                 reason = f"{seen} after {n} pairs: most requests lie on the other side of {wanted} than the mean"
         return MetricVerdict(
@@ -189,6 +191,15 @@ class Tally:
             self.usable,
             cut(reason, MAX_REASON),
         )
+
+
+def _forecast(x: Array, policy: Policy) -> str:
+    """How far a decision is, in words; empty when it cannot be said yet."""
+    if x.size < FORECAST_AFTER:
+        return ""
+    ways = (remaining_pairs(x, policy.false_promote), remaining_pairs(-x, policy.rollback_share))
+    more = min((n for n in ways if n is not None), default=None)
+    return "" if more is None else f", about {more} more pairs at this rate"
 
 
 def _value(metric: str, sample: Sample) -> float:

@@ -28,6 +28,17 @@ def log_capital(x: Array) -> float:
     return _mix(_log_wealth(x))
 
 
+def remaining_pairs(x: Array, alpha: float) -> int | None:
+    """About how many more pairs until the capital reaches 1/alpha, if they are like those in ``x``; None if never."""
+    wealth = _log_wealth(x)
+    growing = wealth > 1e-9
+    if x.size == 0 or not growing.any():
+        return None
+    wanted = math.log(1 / alpha) - np.log(SHARES[growing])
+    more = float((wanted * x.size / wealth[growing]).min()) - x.size
+    return max(1, math.ceil(more)) if more < 1e6 else None
+
+
 def location(log_ratios: Array, clip: float) -> float:
     """The centre t of ``log_ratios``: where values clipped to t ± clip average to t. NaN when empty.
 

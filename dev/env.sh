@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Prints the folder of a Python environment, made on first use from hashed lock files.
-# usage: dev/env.sh ops|engine|engine-shared|uv
+# usage: dev/env.sh ops|engine|engine-shared|operator|uv
 #   ops            operator, CLI and their tests (dev/requirements.lock)
 #   engine         torch, SGLang, and this checkout's patches/sglang_* as if they were installed: $(dev/env.sh engine)/bin/python
 #                  needs no PYTHONPATH. It is build/engine, a thin layer (dev/engine_env.py) on engine-shared
 #   engine-shared  the part that no checkout's path is in (images/engine-cpu/*.lock); the CPU engine image is packed from it
+#   operator       what the operator needs at run time; its image is packed from it (images/operator/requirements.lock)
 # The folder's name carries a hash of what went in, so a changed lock makes a new one and an unchanged one costs nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -38,18 +39,24 @@ make_env() { # name files... ; installs the *.lock files; the marker .done comes
   echo "$dir"
 }
 compile_ops() { "$1/bin/python" -m compileall -q -j 0 "$1/lib" || true; }
-compile_engine() { # the same bytes on every machine, valid whatever the files' dates are: the image takes them as they are.
-  # Only SGLang's bytecode is checked against its source: patches are applied to copies of it.
-  local site="$1/lib/python3.11/site-packages" at=/opt/venv/lib/python3.11/site-packages
-  "$1/bin/python" -m compileall -q -q -j 0 -s "$site" -p "$at" --invalidation-mode unchecked-hash -x '/sglang/' "$site" || true
-  "$1/bin/python" -m compileall -q -q -j 0 -s "$site" -p "$at" --invalidation-mode checked-hash "$site/sglang" || true
+# Bytecode for images: the same on every machine and valid whatever the files' dates are; images take it as it is.
+# SGLang's is checked against its source: patches are applied to copies of it.
+for_image() { # folder options...
+  local site="$1/lib/python3.11/site-packages"; shift
+  "$site/../../../bin/python" -m compileall -q -q -j 0 -s "$site" -p /opt/venv/lib/python3.11/site-packages --invalidation-mode "$@" || true
 }
+compile_engine() {
+  for_image "$1" unchecked-hash -x '/sglang/' "$1/lib/python3.11/site-packages"
+  for_image "$1" checked-hash "$1/lib/python3.11/site-packages/sglang"
+}
+compile_operator() { for_image "$1" unchecked-hash "$1/lib/python3.11/site-packages"; }
 engine_shared() { make_env engine images/engine-cpu/requirements.lock images/engine-cpu/sglang.lock; }
 mkdir -p "$cache/venv"
 case ${1:-} in
 uv) uv_bin ;;
+operator) make_env operator images/operator/requirements.lock ;;
 ops) make_env ops dev/requirements.lock ;;
 engine-shared) engine_shared ;;
 engine) shared=$(engine_shared); mkdir -p build; (flock 9; "$shared/bin/python" dev/engine_env.py . "$shared" build/engine) 9>build/.engine.lock; echo "$PWD/build/engine" ;;
-*) echo "usage: dev/env.sh ops|engine|engine-shared|uv" >&2; exit 2 ;;
+*) echo "usage: dev/env.sh ops|engine|engine-shared|operator|uv" >&2; exit 2 ;;
 esac

@@ -52,7 +52,9 @@ def parse(text: str) -> Settings:
                 case "CMD":
                     settings.cmd = list(json.loads(rest))
         except ValueError as error:
-            raise DockerfileError(f"line {number}: {instruction} {rest!r} is not in the form used here: {error}") from error
+            raise DockerfileError(
+                f"line {number}: {instruction} {rest!r} is not in the form used here: {error}"
+            ) from error
     return settings
 
 

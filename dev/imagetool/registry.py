@@ -1,4 +1,4 @@
-"""The few calls of the OCI distribution API that pushing needs, over plain HTTP (the dev cluster's registry has no TLS)."""
+"""The few calls of the OCI distribution API that pushing needs, over plain HTTP (the dev cluster has no TLS)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ class Registry:
         self.address, self.timeout = address, timeout
 
     def _call(
-        self, method: str, url: str, body: bytes | Iterable[bytes] | None = None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        url: str,
+        body: bytes | Iterable[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[int, dict[str, str], bytes]:
         parts = urlsplit(url)
         target = parts.path + (f"?{parts.query}" if parts.query else "")

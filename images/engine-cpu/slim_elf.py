@@ -52,18 +52,18 @@ class Section:
     size: int
 
 
-class NotSlimmable(ValueError):
+class NotSlimmableError(ValueError):
     """The file is not a 64-bit little-endian shared library that this module understands."""
 
 
 def segments_of(elf: bytes | memoryview) -> list[Segment]:
-    """The program headers, in order. Raises NotSlimmable for anything but ELF64 little-endian."""
+    """The program headers, in order. Raises NotSlimmableError for anything but ELF64 little-endian."""
     if bytes(elf[:6]) != b"\x7fELF\x02\x01":
-        raise NotSlimmable("not a 64-bit little-endian ELF file")
+        raise NotSlimmableError("not a 64-bit little-endian ELF file")
     header = _EHDR.unpack_from(elf)
     start, size, count = header[5], header[9], header[10]
     if size != _PHDR.size:
-        raise NotSlimmable("unexpected size of program headers")
+        raise NotSlimmableError("unexpected size of program headers")
     rows = (_PHDR.unpack_from(elf, start + i * size) for i in range(count))
     return [Segment(kind, flags, off, va, fs, ms, al) for kind, flags, off, va, _, fs, ms, al in rows]
 
@@ -76,9 +76,7 @@ def sections_of(elf: bytes | memoryview) -> list[Section]:
     if not rows:
         return []
     strings = bytes(elf[rows[names][4] : rows[names][4] + rows[names][5]])
-    return [
-        Section(strings[r[0] : strings.index(b"\0", r[0])].decode(), r[1], r[2], r[3], r[4], r[5]) for r in rows
-    ]
+    return [Section(strings[r[0] : strings.index(b"\0", r[0])].decode(), r[1], r[2], r[3], r[4], r[5]) for r in rows]
 
 
 def relocated(elf: bytes | memoryview, sections: Iterable[Section]) -> list[int]:
@@ -114,7 +112,11 @@ def holes(elf: bytes | memoryview, sections: list[Section], marks: list[int]) ->
             continue
         first, last = bisect_left(marks, section.addr - 8), bisect_left(marks, section.addr + section.size)
         # A relocation writes 8 bytes: keep the page it starts in and the page it ends in.
-        edges = [section.addr, *(m for mark in marks[first:last] for m in (mark, mark + 8)), section.addr + section.size]
+        edges = [
+            section.addr,
+            *(m for mark in marks[first:last] for m in (mark, mark + 8)),
+            section.addr + section.size,
+        ]
         for low, high in pairwise(edges):
             start, end = -(-low // PAGE) * PAGE, high // PAGE * PAGE
             if end - start >= LEAST:
@@ -124,11 +126,14 @@ def holes(elf: bytes | memoryview, sections: list[Section], marks: list[int]) ->
 
 def _is_fat_data(elf: bytes | memoryview, section: Section) -> bool:
     """Some libraries keep their device code in the large-model data section, next to tables that point into it."""
-    return section.name == ".ldata" and bytes(elf[section.offset : section.offset + section.size]).count(FATBIN_MAGIC) > 999
+    return (
+        section.name == ".ldata"
+        and bytes(elf[section.offset : section.offset + section.size]).count(FATBIN_MAGIC) > 999
+    )
 
 
 def slim(elf: bytes | memoryview) -> bytes:
-    """The smaller library. Raises NotSlimmable when the file is no such library; never returns a larger file."""
+    """The smaller library. Raises NotSlimmableError when the file is no such library; never returns a larger file."""
     segments, sections = segments_of(elf), sections_of(elf)
     cut = holes(elf, sections, relocated(elf, sections))
     out = bytearray()
@@ -153,11 +158,11 @@ def slim(elf: bytes | memoryview) -> bytes:
         elif segment.filesz:
             home = _home(segment, moved)
             if home is None:
-                raise NotSlimmable(f"a program header of kind {segment.kind:#x} lies outside the mapped part")
+                raise NotSlimmableError(f"a program header of kind {segment.kind:#x} lies outside the mapped part")
             headers.append(replace(segment, offset=home.offset + segment.vaddr - home.vaddr))
         else:
             headers.append(segment)
-    # On a page of its own: glibc takes a table that shares a page with a mapped piece for a mapped one, and .bss zeroes it.
+    # On a page of its own: on a mapped page glibc would use the mapped table, which zeroing .bss may have wiped.
     out += bytes(-len(out) % PAGE)
     table = len(out)
     out += b"".join(header.pack() for header in headers)

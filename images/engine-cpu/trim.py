@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Literal
 
-from slim_elf import NotSlimmable, slim
+from slim_elf import NotSlimmableError, slim
 
 Verdict = Literal["keep", "drop", "slim"]
 
@@ -64,10 +64,14 @@ def verdict(path: str, size: int) -> Verdict:
 
 def slimmed(path: Path) -> bytes:
     """The content that a library gets; its own where nothing can be taken out."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        memoryview(data) as view,
+    ):
         try:
             return slim(view)
-        except NotSlimmable:
+        except NotSlimmableError:
             return bytes(view)
 
 

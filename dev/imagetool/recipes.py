@@ -1,0 +1,209 @@
+"""What each image is made of: its base, its layers, and what their content depends on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from . import venv
+from .layers import EPOCH, Entry, folder, from_tar, tree
+
+FORMAT = "1"  # part of every key: raise it when the same inputs give other bytes
+
+
+class RecipeError(RuntimeError):
+    """Something an image needs is missing; the text is one sentence that says what to do."""
+
+
+@dataclass(frozen=True)
+class LayerRecipe:
+    """One layer: `key` changes whenever its content does, `entries` makes the content (it may take long)."""
+
+    about: str
+    key: str
+    entries: Callable[[], Iterable[Entry]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One image: the Dockerfile (relative to the repository) that holds its settings, its base, its own layers."""
+
+    name: str
+    dockerfile: str
+    base: str | None
+    layers: Callable[[], list[LayerRecipe]]
+
+
+# Left out of root file systems: documentation, package lists, and what only building Debian packages needs.
+_ROOTFS_LEFT_OUT = (
+    "usr/share/doc/*", "usr/share/man/*", "usr/share/info/*", "usr/share/locale/*", "usr/share/lintian/*",
+    "usr/share/perl/*", "usr/lib/x86_64-linux-gnu/perl/*", "usr/lib/x86_64-linux-gnu/libperl*",
+    "var/lib/apt/lists/*", "var/cache/*", "var/log/*", "etc/apt/sources.list*", "etc/apt/trusted.gpg.d/*",
+    "etc/hostname", "etc/resolv.conf", "etc/machine-id", "dev/*",
+)  # fmt: skip
+
+
+class Recipes:
+    """The recipes of the checkout at `root`, with caches in `cache`."""
+
+    def __init__(self, root: Path, cache: Path) -> None:
+        self.root, self.cache = root, cache
+        base = "base-python"
+        self.all = {
+            recipe.name: recipe
+            for recipe in (
+                Recipe(base, "images/base-python/Dockerfile", None, self._base_python),
+                Recipe("buildkit", "images/buildkit/Dockerfile", None, self._buildkit),
+                Recipe("operator", "images/operator/Dockerfile", base, self._operator),
+                Recipe("simengine", "images/simengine/Dockerfile", base, self._simengine),
+                Recipe("engine-cpu-base", "images/engine-cpu/Dockerfile", base, self._engine_cpu_base),
+            )
+        }
+
+    def closure(self, names: Iterable[str]) -> list[Recipe]:
+        """The recipes for these names (`all` for every one), each after its base. Raises RecipeError."""
+        ordered: list[Recipe] = []
+
+        def add(name: str) -> None:
+            if name not in self.all:
+                raise RecipeError(f"there is no image {name!r}; there are {', '.join(self.all)}")
+            recipe = self.all[name]
+            if recipe.base:
+                add(recipe.base)
+            if recipe not in ordered:
+                ordered.append(recipe)
+
+        for name in self.all if "all" in (names := list(names)) else names:
+            add(name)
+        return ordered
+
+    def _key(self, *paths: str) -> str:
+        return f"{FORMAT}-{venv.content_key(*(self.root / path for path in paths), root=self.root)}"
+
+    def _environment(self, name: str) -> Path:
+        made = subprocess.run([self.root / "dev/env.sh", name], stdout=subprocess.PIPE, text=True)
+        if made.returncode:
+            raise RecipeError(f"the Python environment {name!r} could not be made; the lines above say why")
+        return Path(made.stdout.strip())
+
+    # root file systems
+
+    def _rootfs(self, packages: str) -> LayerRecipe:
+        def entries() -> list[Entry]:
+            with tempfile.NamedTemporaryFile(dir=self.cache, suffix=".tar") as file:
+                bootstrap(packages, Path(file.name))
+                with Path(file.name).open("rb") as stream:
+                    return from_tar(stream, lambda path: not any(fnmatch(path, p) for p in _ROOTFS_LEFT_OUT))
+
+        return LayerRecipe(f"Debian 12 with {packages}", f"{FORMAT}-bookworm-{packages}-{_ROOTFS_LEFT_OUT!r}", entries)
+
+    def _base_python(self) -> list[LayerRecipe]:
+        return [self._rootfs("ca-certificates,python3,python3-venv")]
+
+    def _buildkit(self) -> list[LayerRecipe]:
+        def programs() -> list[Entry]:
+            made = subprocess.run(
+                [sys.executable, self.root / "dev/cluster/build-binaries", "buildkit"],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            if made.returncode:
+                raise RecipeError("BuildKit could not be built; the lines above say why")
+            names = ("buildkitd", "buildctl")
+            return [Entry(f"usr/local/bin/{name}", 0o755, Path(made.stdout.strip(), name)) for name in names]
+
+        sources = self._key("dev/cluster/go/buildkit")
+        return [self._rootfs("ca-certificates,runc"), LayerRecipe("BuildKit's programs", sources, programs)]
+
+    # Python images
+
+    def _operator(self) -> list[LayerRecipe]:
+        def dependencies() -> Iterable[Entry]:
+            environment = self._environment("operator")
+            yield from venv.skeleton()
+            yield from venv.packages(environment, venv.plain)
+
+        def application() -> Iterable[Entry]:
+            from .wheels import build_wheel
+
+            with tempfile.TemporaryDirectory() as scratch:
+                yield from venv.wheel(build_wheel(self.root, Path(scratch)))
+
+        def artefacts() -> Iterable[Entry]:
+            from .wheels import plugin_wheels
+
+            for wheel in plugin_wheels(self.root, self.cache):
+                yield Entry(f"opt/ddtree/wheels/{wheel.name}", content=wheel)
+            yield folder("opt/ddtree/series")
+            yield from tree(self.root / "patches/sglang-0.5.23", "opt/ddtree/series/sglang-0.5.23")
+
+        return [
+            LayerRecipe(
+                "the operator's dependencies",
+                self._key("images/operator/requirements.lock"),
+                dependencies,
+            ),
+            LayerRecipe(
+                "operator and ddtreectl", self._key("pyproject.toml", "LICENSE", "operator", "cli"), application
+            ),
+            LayerRecipe("plugin wheels and patch series", self._key("patches"), artefacts),
+        ]
+
+    def _simengine(self) -> list[LayerRecipe]:
+        source = "tests/simengine/sglang"
+        return [
+            LayerRecipe(
+                "the simulated engine", self._key(source), lambda: tree(self.root / source, "opt/simengine/sglang")
+            )
+        ]
+
+    def _engine_cpu_base(self) -> list[LayerRecipe]:
+        here = "images/engine-cpu"
+
+        def packages() -> Iterable[Entry]:
+            sys.path.insert(0, str(self.root / here))
+            from trim import slimmed, verdict
+
+            def treat(relative: str, path: Path) -> Entry | None:
+                if relative.startswith(("sglang/", "sglang-")):
+                    return None  # built into the engine image from the pinned wheel
+                entry = venv.plain(relative, path)
+                match verdict(relative, path.stat().st_size):
+                    case "drop":
+                        return None
+                    case "slim":
+                        return Entry(entry.path, entry.mode, lambda: slimmed(path))
+                return entry
+
+            environment = self._environment("engine-shared")
+            yield from venv.skeleton()
+            yield from venv.scripts(environment, lambda name: name in ("pip", "pip3", "hf", "uvicorn"))
+            yield from venv.packages(environment, treat)
+
+        key = self._key(f"{here}/requirements.lock", f"{here}/trim.py", f"{here}/slim_elf.py")
+        return [LayerRecipe("torch and what SGLang needs, without device code", key, packages)]
+
+
+def bootstrap(packages: str, into: Path) -> None:
+    """Makes a Debian 12 root file system with these packages as a tar file. Raises RecipeError."""
+    if shutil.which("mmdebstrap") is None:
+        raise RecipeError("mmdebstrap is missing; run `apt-get install mmdebstrap` (Debian or Ubuntu, as root)")
+    command = [
+        "mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}",
+        *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "man", "locale", "info")),
+        "bookworm", str(into),
+    ]  # fmt: skip
+    # A plain environment: what a package's scripts write must not depend on who builds.
+    own = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "SOURCE_DATE_EPOCH": str(EPOCH)}
+    passed = {key: value for key, value in os.environ.items() if key.lower().endswith("_proxy") or key == "TMPDIR"}
+    done = subprocess.run(command, env={**own, **passed}, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        tail = " / ".join(done.stderr.strip().splitlines()[-3:])
+        raise RecipeError(f"mmdebstrap could not make a Debian 12 with {packages}: {tail}")

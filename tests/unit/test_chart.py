@@ -81,7 +81,7 @@ def test_the_configuration_is_what_the_operator_reads(helm: str) -> None:
     config = yaml.safe_load(one(objects, "ConfigMap", "ddtree-operator")["data"]["config.yaml"])
     assert config == {
         "watchNamespaces": ["a", "b"],
-        "logLevel": "info",
+        "resyncSeconds": 30,
         "device": "cpu",
         "baseImage": "",
         "pushRepository": "",
@@ -89,11 +89,19 @@ def test_the_configuration_is_what_the_operator_reads(helm: str) -> None:
         "wheelhouse": "http://w",
         "insecureRegistries": ["10.0.0.1:5000"],
         "builderAddress": "tcp://10.96.0.9:1234",
-        "builderNamespace": "ddtree-build",
         "builderImage": f"r/bk@{DIGEST}",
         "builderTlsSecret": "",
         "engineDefaults": {"env": [], "args": ["--x"], "podTemplate": {}},
     }
+
+
+def test_the_operator_accepts_the_configuration(helm: str) -> None:
+    from ddtree_operator.handlers.settings import parse
+
+    text = one(render(helm), "ConfigMap", "ddtree-operator")["data"]["config.yaml"]
+    settings = parse(text)
+    assert settings.namespaces == ("ops",)
+    assert settings.build.builder_address == "tcp://buildkitd.ddtree-build.svc:1234"
 
 
 def test_a_changed_configuration_starts_a_new_pod(helm: str) -> None:
@@ -102,7 +110,7 @@ def test_a_changed_configuration_starts_a_new_pod(helm: str) -> None:
         return str(template["metadata"]["annotations"]["checksum/config"])
 
     assert checksum() == checksum()
-    assert checksum() != checksum("--set", "logLevel=debug")
+    assert checksum() != checksum("--set", "resyncSeconds=60")
 
 
 def test_the_operator_pod_is_restricted(helm: str) -> None:
@@ -119,13 +127,13 @@ def test_the_operator_pod_is_restricted(helm: str) -> None:
 
 
 def test_rights_are_namespaced_and_small(helm: str) -> None:
-    objects = render(helm, "--set", "watchNamespaces={a,b},rbac.secrets={regcred}")
+    objects = render(helm, "--set", "watchNamespaces={a,b},rbac.secrets={extra},build.pushSecret=regcred")
     account = {"kind": "ServiceAccount", "name": "ddtree-operator", "namespace": "ops"}
     for namespace in ("a", "b"):
         rules = one(objects, "Role", "ddtree-operator", namespace)["rules"]
         assert one(objects, "RoleBinding", "ddtree-operator", namespace)["subjects"] == [account]
         secrets = [r for r in rules if "secrets" in r["resources"]]
-        assert [(r["resourceNames"], r["verbs"]) for r in secrets] == [(["regcred"], ["get"])]
+        assert [(r["resourceNames"], r["verbs"]) for r in secrets] == [(["extra", "regcred"], ["get"])]
         assert not any("*" in r["verbs"] + r["resources"] + r["apiGroups"] for r in rules)
     assert not any(o["kind"] == "Role" and o["metadata"]["namespace"] == "ddtree-build" for o in objects)
     bound = {o["roleRef"]["name"] for o in objects if o["kind"] == "ClusterRoleBinding" and o["subjects"] == [account]}

@@ -264,6 +264,73 @@ def test_history_nodes_explain(run: Run) -> None:
     assert run("explain qwen3-8b 9")[0] == 4
 
 
+def recorded(**changes: Any) -> bytes:
+    """A record of 30 pairs with equal outputs, judged by a policy of the defaults."""
+    from dataclasses import replace
+
+    from ddtree_operator.analysis import record
+    from ddtree_operator.analysis.evaluate import evaluate
+    from ddtree_operator.analysis.policy import Policy
+    from ddtree_operator.analysis.types import Pair, Sample
+    from ddtree_operator.api.spec import AnalysisSpec
+
+    def sample(accepted: int) -> Sample:
+        return Sample("p", 64, 20, accepted, 1.0 + accepted / 1000, tuple(range(64)))
+
+    pairs = tuple(Pair(sample(22 + i % 3), sample(33 + i % 5)) for i in range(30))
+    policy = Policy.from_spec(AnalysisSpec())
+    verdict = replace(evaluate(pairs, policy), **changes)
+    return record.dump(record.Record(policy, pairs, verdict, notes={"attempt": "0", "step": "1"}))
+
+
+def with_record(data: bytes) -> FakeCluster:
+    import base64
+
+    from ddtree_operator.analysis import record
+
+    obj = analyzing()
+    obj["status"]["history"][2] = {**obj["status"]["history"][2], "verdictDigest": record.digest(data)}
+    fake = FakeCluster(obj)
+    for revision in ("8c1d2e3f40", "0000000000"):
+        meta = {"name": f"qwen3-8b-{revision}-a0-s1", "labels": {"ddtree.dev/revision": revision}}
+        fake.record_maps.append({"metadata": meta, "binaryData": {"pairs.jsonl.gz": base64.b64encode(data).decode()}})
+    return fake
+
+
+def test_explain_judges_the_record_again(run: Run) -> None:
+    code, out, _ = run("explain qwen3-8b", with_record(recorded()))
+    assert code == 0
+    assert "record qwen3-8b-8c1d2e3f40-a0-s1 (attempt 1, step 2)" in out
+    assert out.count("judged again here from 30 pairs: the same verdict") == 1
+    assert "(the one that decided)" in out
+    assert out.split("acceptLength")[1].split()[:2] == ["2.15", "2.75"]
+
+
+def test_explain_notices_a_verdict_that_the_pairs_do_not_give(run: Run) -> None:
+    from ddtree_operator.analysis.types import Outcome
+
+    code, out, _ = run("explain qwen3-8b", with_record(recorded(outcome=Outcome.FAIL)))
+    assert code == 1
+    assert "judged again here from 30 pairs: now notYet" in out or "now pass" in out
+
+
+def test_explain_of_a_record_file_needs_no_cluster(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "record.gz"
+    path.write_bytes(recorded())
+    code, out, _ = run(f"explain --record {path} -o json")
+    assert code == 0
+    assert json.loads(out)["same"] is True
+    path.write_bytes(b"nonsense")
+    code, _, err = run(f"explain --record {path}")
+    assert code == 1
+    assert "the record is not gzip data" in err
+    assert run("explain")[0] == 1
+
+
+def test_explain_says_when_there_is_no_record(run: Run) -> None:
+    assert "no record of its analysis is kept" in run("explain qwen3-8b")[2]
+
+
 def test_version(run: Run) -> None:
     assert run("version --client") == (0, "ddtreectl 0.1.0 (ddtree.dev/v1alpha1)\n", "")
     assert "Kubernetes v1.36.3" in run("version")[1]

@@ -1,26 +1,40 @@
-"""``explain``: why a revision was promoted or rolled back."""
+"""``explain``: why a revision was promoted or rolled back, and whether the kept numbers say so again."""
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ddtreectl import kube, options, output, view
+from ddtreectl.complete import names
 from ddtreectl.exits import CliError, Exit
 
 
 def explain(
-    name: options.Name,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Name of a DDTreeDeployment.", autocompletion=names)
+    ] = None,
     revision: Annotated[str | None, typer.Argument(metavar="[REV]", help="Number or hash; else the newest.")] = None,
+    record: Annotated[
+        str | None, typer.Option("--record", metavar="FILE", help="Judge a saved record instead; asks no cluster.")
+    ] = None,
     namespace: options.Namespace = None,
     kubeconfig: options.Kubeconfig = None,
     context: options.Context = None,
     form: options.ViewOutput = options.View.TABLE,
     no_color: options.NoColor = False,
 ) -> int:
-    """Show the verdict on a revision."""
+    """Show the verdict on a revision, and judge its kept pairs again. Exit code 1 when that gives another verdict."""
+    color = output.colour(sys.stdout, no_color)
+    if record is not None:
+        return _from_file(record, form, color)
+    if name is None:
+        raise CliError("give the NAME of a DDTreeDeployment, or --record FILE")
     cluster = kube.connect(namespace, kubeconfig, context)
     obj = cluster.get(name)
     status = view.status_of(obj)
@@ -31,17 +45,63 @@ def explain(
     if entry is None:
         output.hint(f"{name} has no history yet", no_color)
         return Exit.DONE
+    replays = _replays(cluster, name, entry)
     current = entry.get("revision") == status.get("revision")
-    verdict: dict[str, Any] = (status.get("analysis") or {}) if current else {}
+    told: dict[str, Any] = (status.get("analysis") or {}) if current else {}
     if form != options.View.TABLE:
-        print(output.data({"revision": entry, "analysis": verdict}, form))
-        return Exit.DONE
-    color = output.colour(sys.stdout, no_color)
-    print(_story(entry, color))
-    if verdict:
-        print()
-        print(view.analysis(verdict, color))
-    return Exit.DONE
+        whole = {"revision": entry, "analysis": told, "records": [asdict(r) for r in replays]}
+        print(output.data(_finite(whole), form))
+    else:
+        print(_story(entry, color))
+        if not replays and told:
+            print("\n" + view.analysis(told, color))
+        if not replays:
+            output.hint("no record of its analysis is kept, so this is what the status says", no_color)
+        for one in replays:
+            print("\n" + _shown(one, entry, color))
+    return Exit.ERROR if any(r.same is False for r in replays) else Exit.DONE
+
+
+def _replays(cluster: kube.Cluster, name: str, entry: dict[str, Any]) -> list[Any]:
+    from ddtreectl import records
+
+    try:
+        maps = cluster.records(name)
+    except CliError as exc:  # may read resources, but not ConfigMaps
+        output.hint(f"records cannot be read: {exc}")
+        return []
+    return records.of_revision(maps, str(entry.get("revision")))
+
+
+def _shown(replay: Any, entry: dict[str, Any], color: bool) -> str:
+    lines = [output.paint(f"record {replay.title}", "bold", color)]
+    if replay.verdict:
+        lines.append(view.analysis(replay.verdict, color))
+    style = {True: "green", False: "red", None: "yellow"}[replay.same]
+    lines.append(output.paint(replay.note, style, color))
+    if replay.digest:
+        decided = " (the one that decided)" if replay.digest == entry.get("verdictDigest") else ""
+        lines.append(f"digest {replay.digest}{decided}")
+    return "\n".join(lines)
+
+
+def _from_file(path: str, form: str, color: bool) -> int:
+    from ddtreectl import records
+
+    try:
+        data = Path(path).read_bytes()
+    except OSError as exc:
+        raise CliError(f"cannot read {path}: {exc.strerror}") from None
+    replay = records.replay(data, path)
+    if not replay.verdict:
+        raise CliError(f"{path}: {replay.note}")
+    print(output.data(_finite(asdict(replay)), form) if form != options.View.TABLE else _shown(replay, {}, color))
+    return Exit.DONE if replay.same else Exit.ERROR
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: such bounds become null."""
+    return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
 def _story(entry: dict[str, Any], color: bool) -> str:

@@ -199,7 +199,10 @@ def _block(draft: Any, given: int | None) -> int:
 def _draft_heads(draft: Any) -> tuple[str, ...]:
     """Heads that draft a path: the selector, LiLiCorr, Domino, and the causal Nemotron drafter."""
     nested = getattr(draft, "dflash_config", None) or {}
-    value = lambda key: nested.get(key, getattr(draft, key, None))  # noqa: E731
+
+    def value(key: str) -> Any:
+        return nested.get(key, getattr(draft, key, None))
+
     heads = []
     if value("selector_rank") or value("selector_top_k"):
         heads.append("selector")

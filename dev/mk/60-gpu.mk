@@ -1,0 +1,24 @@
+.PHONY: test-kernels oracle test-gpu bench-gpu bench-gpu-kernels
+
+KERNEL_PATH = $(CURDIR)/patches/sglang_ddtree/src:$(CURDIR)/tests
+# pytest lives in the operator's environment, torch in the engine's
+KERNEL_PYTEST = $$py/bin/python -c 'import sys, glob; sys.path += glob.glob(sys.argv.pop(1)); import pytest; sys.exit(pytest.main(sys.argv[1:]))' "$$ops/lib/python3*/site-packages" -q -p no:cacheprovider
+GPU_PYTHON ?= python3
+HAS_GPU = $(GPU_PYTHON) -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null
+NEEDS_GPU = echo "$@ needs an NVIDIA GPU and a Python with PyTorch, Triton and SGLang 0.5.23 (GPU_PYTHON=...); this machine has none" >&2; exit 2
+
+test-kernels: ## the Triton kernels in Triton's interpreter, and compiled for sm_80 to sm_120 (no GPU)
+	py=$(ENGINE); ops=$(OPS); TRITON_INTERPRET=1 PYTHONPATH=$(KERNEL_PATH) $(KERNEL_PYTEST) tests/unit/test_kernels_*.py
+
+oracle: ## a larger sample of random trees against the heap, in the interpreter (CASES=400)
+	py=$(ENGINE); ops=$(OPS); TRITON_INTERPRET=1 PYTHONPATH=$(KERNEL_PATH) DDTREE_KERNEL_CASES=$(or $(CASES),400) DDTREE_SEED=$(or $(SEED),1) \
+	  $(KERNEL_PYTEST) tests/unit/test_kernels_build.py -k heap_on_random
+
+test-gpu: ## kernels on a GPU against their references, 100,000 random trees
+	@$(HAS_GPU) || { $(NEEDS_GPU); }
+	PYTHONPATH=$(KERNEL_PATH) $(GPU_PYTHON) -m pytest -q tests/unit/test_kernels_build.py tests/unit/test_kernels_verify.py
+	PYTHONPATH=$(KERNEL_PATH) $(GPU_PYTHON) dev/gpu/kernels.py build/gpu-kernels.json
+
+bench-gpu: ## the engine on a GPU: parity, step cost and throughput of plain, chain and tree
+	@$(HAS_GPU) || { $(NEEDS_GPU); }
+	PYTHONPATH=$(KERNEL_PATH) $(GPU_PYTHON) dev/gpu/engine.py build/gpu-engine.json

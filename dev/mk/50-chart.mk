@@ -1,7 +1,8 @@
 .PHONY: crd lint-chart
 
-crd: ## write the CRD into the chart from the models
-	py=$(OPS); $$py/bin/python -m ddtree_operator.api.crd > charts/ddtree-operator/crds/ddtreedeployments.yaml
+crd: ## write the CRD into the chart, and its reference page, from the models
+	py=$(OPS); $$py/bin/python -m ddtree_operator.api.crd > charts/ddtree-operator/crds/ddtreedeployments.yaml && \
+	$$py/bin/python dev/docs/crd_reference.py
 
 lint-chart: ## helm lint
 	helm=$${DDTREE_HELM:-$$(dev/cluster/build-binaries tools)/helm}; digest=r/i@sha256:$$(printf '0%.0s' {1..64}); \

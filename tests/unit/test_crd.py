@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,13 @@ def test_the_checked_in_crd_is_current() -> None:
     assert CHECKED_IN.read_text() == crd.crd_yaml(), (
         "stale: run `make crd` (python -m ddtree_operator.api.crd > charts/ddtree-operator/crds/ddtreedeployments.yaml)"
     )
+
+
+def test_the_reference_page_is_current() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "dev/docs/crd_reference.py", "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_schema_is_structural() -> None:

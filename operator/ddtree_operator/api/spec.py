@@ -95,7 +95,7 @@ class BuildSpec(Model):
     base_image: str | None = Field(
         default=None, pattern=DIGEST_REF, max_length=600, description="repo@sha256:… with Python and torch."
     )
-    push: Push | None = Field(default=None, description="Where the image goes; the operator's registry if left out.")
+    push: Push | None = Field(default=None, description="The operator's own setting when left out.")
     builder: Literal["buildkit", "buildah"] = Field(default="buildkit", description="What runs the build.")
     timeout: Duration = Field(default="30m", description="Longest time a build may take, such as 30m.")
 
@@ -332,7 +332,7 @@ class DDTreeSpec(Model):
     replicas: int = Field(default=1, ge=0, le=1000, description="Engine pods that serve.")
     model: ModelRef = Field(description="The target model.")
     drafter: ModelRef | None = Field(default=None, description="Needed by DFLASH, DDTREE and EAGLE3.")
-    engine: EngineSpec = Field(default_factory=EngineSpec, description="Image, speculation and flags.")
+    engine: EngineSpec = Field(default_factory=EngineSpec)
     placement: PlacementSpec = Field(default_factory=PlacementSpec, description="Where engines run.")
     baseline: BaselineSpec = Field(default_factory=BaselineSpec, description="What a canary is held against.")
     canary: CanarySpec = Field(default_factory=CanarySpec, description="The canary and the way to promotion.")

@@ -55,7 +55,7 @@ class RevisionState(StatusModel):
 
 
 class CanaryState(StatusModel):
-    """The candidate under judgement; absent when there is none."""
+    """The candidate under judgement."""
 
     revision: str | None = Field(default=None, description="Hash of the spec this set runs (10 hex digits).")
     image: str | None = Field(default=None, description="Engine image by digest.")
@@ -163,7 +163,7 @@ class DDTreeStatus(StatusModel):
     observed_generation: int | None = Field(default=None, description="metadata.generation last acted on.")
     revision: str | None = Field(default=None, description="Hash of the wanted spec.")
     stable: RevisionState | None = Field(default=None, description="The set that serves.")
-    canary: CanaryState | None = Field(default=None, description="The candidate, while there is one.")
+    canary: CanaryState | None = Field(default=None, description="Absent when there is none.")
     baseline: BaselineState | None = Field(default=None, description="What the candidate is held against.")
     step: str | None = Field(default=None, description='Position in canary.steps, such as "3/5 analysis".')
     weight: int | None = Field(default=None, description="Share of traffic the canary has, in percent.")

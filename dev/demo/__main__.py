@@ -1,0 +1,201 @@
+"""``make demo``: build a DDTree engine, judge it against the chain, promote it; roll two bad ones back.
+
+Everything runs in a real cluster on real engines, while a client asks all the time. Ends with one table and leaves
+the cluster up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from demo import install, resources
+from demo.cluster import ROOT, Cluster, DemoError, given_cluster, own_cluster
+from demo.show import Clock, head, say, table
+from demo.watch import Case, follow
+
+LIMIT = {"tiny": 600.0, "smollm2": 1200.0}  # seconds a single rollout may take
+
+
+def cases(model: str) -> list[Case]:
+    """The five rollouts. Margins: the machine is small and shared, so throughput gates are wide where they are not
+    the point; why is said beside each.
+    """
+    wide = {"throughput": {"nonInferiority": "60%"}}  # on a CPU a verify step of 16 tokens costs more than one token
+    small = {"maxTokens": 24 if model == "smollm2" else 32, "minPairs": 8, "seed": 1}
+    budget = 15
+    return [
+        Case("a", "DFLASH chain, first rollout", _shape("DFLASH", small | wide), "Stable"),
+        Case("b", f"DDTREE, budget {budget}", _shape("DDTREE", small | _gain(model), budget=budget), "Stable"),
+        Case(
+            "c",
+            "DDTREE, drafter of another model",
+            _shape("DDTREE", small, budget=budget, drafter="/models/drafter-misfit"),
+            "RolledBack",
+            "accept length",
+        ),
+        Case(
+            "d",
+            "patch series with a wrong mask",
+            _shape("DDTREE", small, budget=budget, series_map="series-wrong-mask"),
+            "RolledBack",
+            "refused to serve",
+        ),
+        Case(
+            "e",
+            "patch series that moves KV to a wrong slot",
+            _shape("DDTREE", small, budget=budget, series_map="series-wrong-move"),
+            "RolledBack",
+            "parity",
+        ),
+    ]
+
+
+def _gain(model: str) -> dict[str, Any]:
+    """The tree must beat the chain in accept length; in tok/s it must not be slower by more than the gate says."""
+    return {"acceptLength": {"atLeast": "+2%"}, "throughput": {"nonInferiority": "10%" if model == "smollm2" else "50%"}}
+
+
+def _shape(algorithm: str, analysis: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return resources.resource(algorithm=algorithm, analysis=analysis, **more)
+
+
+def main() -> int:
+    """Run the demo; 0 when every case ended as it must and no request failed."""
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--model", choices=sorted(LIMIT), default="smollm2")
+    parser.add_argument("--json", type=Path, default=ROOT / "build" / "demo.json")
+    options = parser.parse_args()
+    try:
+        return demo(options.model, options.json)
+    except DemoError as error:
+        print(f"\ndemo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ndemo: stopped. The cluster is still up; make cluster-down removes it.", file=sys.stderr)
+        return 130
+
+
+def demo(model: str, out: Path) -> int:
+    """The whole demo."""
+    clock, began = Clock(), time.monotonic()
+    head("Cluster")
+    with clock.stage("cluster"):
+        kubeconfig = os.environ.get("KUBECONFIG")
+        cluster = given_cluster(kubeconfig) if kubeconfig else own_cluster()
+    head("Models, wheels, images")
+    with clock.stage("models"):
+        folder = install.prepare_models(model)
+    with clock.stage("images"):
+        images = install.prepare_images(cluster)
+    head("Operator")
+    with clock.stage("operator"):
+        install.install(cluster, images, folder, model)
+    todo = cases(model)
+    client_up = False
+    try:
+        for case in todo:
+            head(f"({case.key}) {case.what}")
+            follow(cluster, case, LIMIT[model])
+            clock.seconds[f"case {case.key}"] = case.seconds
+            say(f"{case.verdict} after {case.seconds:.0f} s: {case.status.get('message', '')}")
+            if case.problem:
+                raise DemoError(case.problem + "; ddtreectl get and the operator's log say more")
+            if not client_up:
+                install.start_client(cluster, images["operator"], model)
+                client_up = True
+    finally:
+        requests, failed, errors = install.stop_client(cluster) if client_up else (0, 0, [])
+    install.leave_healthy(cluster, todo[1])
+    clock.seconds["total"] = round(time.monotonic() - began, 1)
+    report = document(model, todo, clock, requests, failed, errors)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(report, indent=1) + "\n")
+    print_table(todo, requests, failed)
+    print_hints(cluster)
+    return 0 if all(row["ok"] for row in report["rows"]) else 1
+
+
+def print_table(todo: list[Case], requests: int, failed: int) -> None:
+    """The closing table, on stdout."""
+    rows = [
+        [
+            case.key,
+            case.what,
+            case.verdict,
+            f"{case.metric('acceptLength', 'baseline')} → {case.metric('acceptLength', 'canary')}",
+            f"{case.metric('throughput', 'baseline')} → {case.metric('throughput', 'canary')}",
+            case.parity,
+            str(case.status.get("analysis", {}).get("pairs", "-")),
+            f"{case.seconds:.0f}",
+        ]
+        for case in todo
+    ]
+    print()
+    print(table(["", "rollout", "verdict", "accept length", "tok/s", "parity", "pairs", "seconds"], rows))
+    print(f"\nclient: {requests} requests during the rollouts, {failed} failed")
+
+
+def print_hints(cluster: Cluster) -> None:
+    """Three commands to try."""
+    print("\nThe cluster is still up. Try:")
+    if cluster.ours:
+        print('  make kubectl ARGS="get ddt -n demo"')
+        print("  dev/ddtreectl rollout history demo -n demo")
+        print("  dev/ddtreectl explain demo -n demo")
+        print("make cluster-down removes it.")
+    else:
+        print("  kubectl get ddt -n demo")
+        print("  ddtreectl rollout history demo -n demo")
+        print("  ddtreectl explain demo -n demo")
+
+
+def document(
+    model: str, todo: list[Case], clock: Clock, requests: int, failed: int, errors: list[str]
+) -> dict[str, Any]:
+    """The result in the form that every benchmark has."""
+    rows = [
+        {"what": f"case {c.key}: {c.what}", "value": c.verdict, "unit": "", "goal": c.expect, "ok": not c.problem}
+        for c in todo
+    ]
+    rows.append({"what": "client requests failed", "value": failed, "unit": "requests", "goal": 0, "ok": failed == 0})
+    rows.append(
+        {"what": "client requests sent", "value": requests, "unit": "requests", "goal": "> 0", "ok": requests > 0}
+    )
+    rows.extend(
+        {"what": name, "value": value, "unit": "s", "goal": None, "ok": True} for name, value in clock.seconds.items()
+    )
+    return {
+        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.platform()},
+        "versions": install.versions(),
+        "seed": 1,
+        "command": f"make demo MODEL={model}",
+        "rows": rows,
+        "raw": {
+            "cases": [{"key": c.key, "seconds": c.seconds, "phases": c.phases, "status": c.status} for c in todo],
+            "client": {"requests": requests, "failed": failed, "errors": errors[:20]},
+            "diskFreeGB": round(shutil.disk_usage(Path.home()).free / 1e9, 1),
+        },
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+if __name__ == "__main__":
+    if subprocess.run(["git", "--version"], capture_output=True, check=False).returncode:
+        say("git is not installed; versions will be missing in the report")
+    sys.exit(main())

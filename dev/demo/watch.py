@@ -1,0 +1,86 @@
+"""Follow a rollout until it ends, and read off what came of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from demo.cluster import Cluster, DemoError
+from demo.resources import NAME, NAMESPACE
+from demo.show import Ticker
+
+Object = dict[str, Any]
+ENDS = {"Stable", "RolledBack", "Invalid"}
+
+
+@dataclass(slots=True)
+class Case:
+    """One rollout of the demo and what it must end in."""
+
+    key: str
+    what: str
+    resource: Object
+    expect: str  # phase
+    because: str = ""  # words that must stand in the message
+    status: Object = field(default_factory=dict)
+    seconds: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        """promoted or rolled back."""
+        return "promoted" if self.status.get("phase") == "Stable" else "rolled back"
+
+    @property
+    def problem(self) -> str:
+        """What is not as it must be; "" when all is well."""
+        phase, message = self.status.get("phase"), self.status.get("message", "")
+        if phase != self.expect:
+            return f"case {self.key} ended in {phase} ({message}), expected {self.expect}"
+        if self.because not in message:
+            return f"case {self.key} gave as reason {message!r}, expected {self.because!r} in it"
+        return ""
+
+    def metric(self, name: str, side: str) -> str:
+        """A metric's value on one side, "-" when it was not measured."""
+        for m in self.status.get("analysis", {}).get("metrics", []):
+            if m["metric"] == name:
+                return str(m.get(side, "-"))
+        return "-"
+
+    @property
+    def parity(self) -> str:
+        """Parity in a few words."""
+        for m in self.status.get("analysis", {}).get("metrics", []):
+            if m["metric"] == "parity":
+                return {"pass": "equal", "fail": "DIFFERENT"}.get(m["outcome"], "not yet")
+        return "not measured"
+
+
+def follow(cluster: Cluster, case: Case, limit: float) -> None:
+    """Apply the case's resource and wait for its end. Raises DemoError when it takes too long."""
+    began = time.monotonic()
+    cluster.apply(case.resource)
+    ticker, last, since = Ticker(), "", began
+    while True:
+        found = cluster.get("ddt", NAME, "-n", NAMESPACE) or {}
+        status = found.get("status") or {}
+        generation = found.get("metadata", {}).get("generation")
+        phase = status.get("phase", "Pending") if status.get("observedGeneration") == generation else "Pending"
+        if phase != last:
+            now = time.monotonic()
+            if last:
+                case.phases[last] = round(case.phases.get(last, 0.0) + now - since, 1)
+            last, since = phase, now
+        pairs = status.get("analysis", {}).get("pairs")
+        counted = f" [{pairs} pairs]" if phase == "Analyzing" and pairs else ""
+        ticker.update(f"{phase}{counted}: {status.get('message', '')}"[:150])
+        if phase in ENDS:
+            break
+        if time.monotonic() - began > limit:
+            ticker.done()
+            raise DemoError(f"case {case.key} is still {phase} after {limit:.0f} s: {status.get('message', '')}")
+        time.sleep(1.0)
+    ticker.done()
+    case.status, case.seconds = status, round(time.monotonic() - began, 1)

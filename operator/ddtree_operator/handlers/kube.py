@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ class Kube:
         return data
 
     async def _object(self, *args: Any, **kwargs: Any) -> Object:
-        found: Object = client.rest.json.loads(await self._call(*args, **kwargs))
+        found: Object = json.loads(await self._call(*args, **kwargs))
         return found
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
@@ -148,8 +149,14 @@ class Kube:
         """Create; None when it was there already."""
         kind = _BY_KIND[obj["kind"]]
         try:
+            # As YAML (JSON is YAML) the server brings free-form fields into its own byte order. Sent as JSON, a
+            # ControllerRevision's data would differ from itself at the first patch and be refused as immutable.
             return await self._object(
-                "POST", kind.path(obj["metadata"]["namespace"]), {"fieldManager": FIELD_MANAGER}, obj
+                "POST",
+                kind.path(obj["metadata"]["namespace"]),
+                {"fieldManager": FIELD_MANAGER},
+                json.dumps(obj),
+                "application/yaml",
             )
         except ApiError as error:
             if error.status == 409:
@@ -187,7 +194,7 @@ def _message(error: Any) -> str:
 
 def _body_message(body: Any) -> str:
     try:
-        status = client.rest.json.loads(body)
+        status = json.loads(body)
         return str(status.get("message", ""))
     except (TypeError, ValueError, AttributeError):
         return ""

@@ -91,6 +91,10 @@ def build(settings: Settings, namespaces: list[str], host: str = "0.0.0.0", port
     registry = kopf.OperatorRegistry()
     operator = Operator(settings, namespaces, host, port)
 
+    @kopf.on.login(registry=registry)
+    async def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+
     @kopf.on.startup(registry=registry)
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
         settings.posting.enabled = False

@@ -61,7 +61,10 @@ def cases(model: str) -> list[Case]:
 
 def _gain(model: str) -> dict[str, Any]:
     """The tree must beat the chain in accept length; in tok/s it must not be slower by more than the gate says."""
-    return {"acceptLength": {"atLeast": "+2%"}, "throughput": {"nonInferiority": "10%" if model == "smollm2" else "50%"}}
+    return {
+        "acceptLength": {"atLeast": "+2%"},
+        "throughput": {"nonInferiority": "10%" if model == "smollm2" else "50%"},
+    }
 
 
 def _shape(algorithm: str, analysis: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -54,7 +54,9 @@ def install(cluster: Cluster, images: dict[str, str], folder: str, model: str) -
     """Namespaces, models, prompts, patch series, the chart."""
     cluster.apply(*resources.namespaces())
     if not cluster.ours:
-        raise DemoError("the demo needs the dev cluster for now: unset KUBECONFIG and run it as root on Debian or Ubuntu")
+        raise DemoError(
+            "the demo needs the dev cluster for now: unset KUBECONFIG and run it as root on Debian or Ubuntu"
+        )
     claim = cluster.get("pv", "demo-models")
     if claim and claim["spec"]["hostPath"]["path"] != folder:
         say("another model was used before: its volume and resource are replaced")
@@ -143,7 +145,7 @@ def leave_healthy(cluster: Cluster, good: Case) -> None:
 def versions() -> dict[str, str]:
     """Versions of what ran."""
     out = {"sglang": "0.5.23", "kubernetes": "1.36.3"}
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    head = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     return out | ({"commit": head.stdout.strip()} if head.returncode == 0 else {})
-
-

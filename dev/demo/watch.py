@@ -45,8 +45,8 @@ class Case:
     def metric(self, name: str, side: str) -> str:
         """A metric's value on one side, "-" when it was not measured."""
         for m in self.status.get("analysis", {}).get("metrics", []):
-            if m["metric"] == name:
-                return str(m.get(side, "-"))
+            if m["metric"] == name and side in m:
+                return f"{m[side]:.2f}"
         return "-"
 
     @property

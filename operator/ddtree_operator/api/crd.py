@@ -214,6 +214,13 @@ _ORDER = {k: i for i, k in enumerate(("description", "type", "enum", "default", 
 }
 
 
+def _without_defaults(node: Any) -> Any:
+    """A status has no defaults: what the API server filled in would differ from what the operator wrote, forever."""
+    if isinstance(node, dict):
+        return {k: _without_defaults(v) for k, v in node.items() if k != "default"}
+    return [_without_defaults(x) for x in node] if isinstance(node, list) else node
+
+
 def open_api_schema() -> Schema:
     """Return the schema of a whole DDTreeDeployment."""
     name = "self.metadata.name"
@@ -232,7 +239,7 @@ def open_api_schema() -> Schema:
             "kind": {"type": "string", "description": f"Always {names.KIND}."},
             "metadata": {"type": "object"},
             "spec": structural(*_json_schema(DDTreeSpec)),
-            "status": structural(*_json_schema(DDTreeStatus)),
+            "status": _without_defaults(structural(*_json_schema(DDTreeStatus))),
         },
     }
 

@@ -131,7 +131,7 @@ def _engines(r: Round, revision: Revision, stable: Revision | None) -> tuple[Eng
     if stable is not None and r.spec.baseline.from_ == "stable":
         r.report.baseline = "stable"
         return canary, r.have_engines(stable, r.spec.replicas)
-    r.report.baseline = "dedicated"
+    r.report.baseline = "spec"
     speculative = baseline_speculative(r.spec).model_dump(mode="json", by_alias=True, exclude_none=True)
     spec = {**revision.spec, "engine": {**revision.spec.get("engine", {}), "speculative": speculative}}
     if stable is not None:

@@ -25,7 +25,7 @@ class Report:
     placed: tuple[str, str, str] = ("Unknown", "NotNeeded", "")
     verdict: tuple[str, str, str] = ("Unknown", "NoAnalysis", "")
     canary: str = ""  # revision hash of the canary in progress
-    baseline: str = ""  # stable | dedicated | ""
+    baseline: str = ""  # stable | spec | "", as in spec.baseline.from
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,16 +51,20 @@ def view(verdict: Verdict) -> dict[str, Any]:
 
 
 def metric_view(m: MetricVerdict) -> dict[str, Any]:
-    """One metric: numbers as short text, since a status has no floats."""
+    """One metric; numbers that are not finite are left out, since JSON has none."""
+    numbers = {
+        "baseline": m.baseline,
+        "canary": m.canary,
+        "estimate": m.estimate,
+        "low": m.low,
+        "high": m.high,
+        "threshold": m.threshold,
+    }
+    finite = {k: round(x, 5) for k, x in numbers.items() if math.isfinite(x)}
     return {
         "metric": m.metric,
         "outcome": str(m.outcome),
-        "baseline": f"{m.baseline:.4g}",
-        "canary": f"{m.canary:.4g}",
-        "estimate": f"{m.estimate:+.4g}",
-        "low": f"{m.low:+.4g}",
-        "high": f"{m.high:+.4g}",
-        "threshold": f"{m.threshold:+.4g}",
+        **finite,
         "pairs": m.pairs,
         "reason": m.reason[:300],
     }

@@ -6,7 +6,7 @@ prompt. The logits must agree. A mask that is dropped, causal or shifted, or pos
 engine exit; otherwise it would serve wrong text without any sign.
 
 What this does not see: what happens after the pass (KV move, drafter's KV). A fault there shows as a divergence from
-greedy decoding, which the tests and the canary's parity check look for. """
+greedy decoding, which the tests and the canary's parity check look for."""
 
 from __future__ import annotations
 

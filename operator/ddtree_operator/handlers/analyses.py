@@ -173,8 +173,8 @@ class Analyses:
                 decided = run.verdict.outcome is not Outcome.NOT_YET
                 if decided or len(run.pairs) % SAVE_EVERY < batch:
                     run.digest = await self._save(key, run)
-                if decided or before is None or len(run.pairs) % 3 == 0:
-                    self._wake(key[0], key[1])
+                if decided or before is None:
+                    self._wake(key[0], key[1])  # between, the regular looks show how far it is
                 if decided:
                     break
         except asyncio.CancelledError:

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import kopf
 
-from ddtree_operator.api.names import GROUP, LABEL_DEPLOYMENT, PLURAL, VERSION
+from ddtree_operator.api.names import ANNOTATION_ACTION, GROUP, LABEL_DEPLOYMENT, PLURAL, VERSION
 from ddtree_operator.handlers.health import Health
 from ddtree_operator.handlers.kube import DDTREE, ApiError, Kube
 from ddtree_operator.handlers.queue import Queue
@@ -108,8 +108,22 @@ def build(settings: Settings, namespaces: list[str], host: str = "0.0.0.0", port
     async def stop(**_: Any) -> None:
         await operator.stop()
 
+    seen: dict[str, tuple[Any, ...]] = {}
+
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
-    async def changed(namespace: str | None, name: str | None, **_: Any) -> None:
+    async def changed(namespace: str | None, name: str | None, body: Any, type: str | None, **_: Any) -> None:
+        """Wake for what people change. The operator's own status writes come back as events, and are none."""
+        meta = body["metadata"]
+        now = (
+            meta.get("generation"),
+            meta.get("annotations", {}).get(ANNOTATION_ACTION),
+            meta.get("deletionTimestamp"),
+        )
+        if type != "DELETED" and seen.get(meta["uid"]) == now:
+            return
+        seen[meta["uid"]] = now
+        if type == "DELETED":
+            seen.pop(meta["uid"], None)
         operator.wake(namespace or "", name or "")
 
     async def child_changed(namespace: str | None, labels: Any, **_: Any) -> None:

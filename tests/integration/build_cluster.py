@@ -1,0 +1,214 @@
+"""What the build tests need of a cluster: buildkitd in a pod, wheels on its file server, and a way to run one build."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import time
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ddtree_operator.api.spec import BuildSpec
+from ddtree_operator.build import (
+    BuildConfig,
+    BuildResult,
+    Recipe,
+    build_name,
+    build_objects,
+    builder_objects,
+    job_result,
+    push_repository,
+    recipe_from_spec,
+)
+from simengine.wheel import build as simengine_wheel
+
+REPO = Path(__file__).resolve().parents[2]
+REGISTRY = "10.88.0.1:5000"
+WHEELHOUSE = "http://10.88.0.1:8081"
+BUILDER_IP = "10.96.0.77"
+BUILDER_NAMESPACE = "ddtree-build-test"
+NAMESPACE = "build-test"
+NOWHERE = "10.88.0.1:5999"  # nothing listens there
+
+
+def wheel(name: str, files: Mapping[str, str], tag: str = "py3-none-any") -> tuple[str, bytes]:
+    """File name and bytes of a small wheel, the same each time."""
+    info = f"{name}-0.1.0.dist-info"
+    members = {
+        **files,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
+        f"{info}/RECORD": "",
+    }
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for path, text in members.items():
+            archive.writestr(zipfile.ZipInfo(path, (2020, 1, 1, 0, 0, 0)), text)
+    return f"{name}-0.1.0-{tag}.whl", out.getvalue()
+
+
+def plugin_wheels() -> dict[str, bytes]:
+    """Stand-ins for the engine's plugin wheels; the tool that applies patches is the real one."""
+    tool = REPO / "patches/sglang_ddtree/src/sglang_ddtree/patches.py"
+    tree = {"sglang_ddtree/__init__.py": "", "sglang_ddtree/patches.py": tool.read_text()}
+    return dict([wheel("sglang_ddtree", tree), wheel("sglang_cpu", {"sglang_cpu/__init__.py": ""})])
+
+
+@dataclass(frozen=True)
+class BuildCluster:
+    """A running cluster with a builder in it."""
+
+    env: Mapping[str, str]
+    config: BuildConfig
+    plugins: Mapping[str, bytes]
+    sglang: Mapping[str, str]  # url and sha256 of the simulated engine's wheel
+
+    @property
+    def registry_local(self) -> str:
+        """The registry as this process reaches it."""
+        return self.env["DDTREE_REGISTRY_LOCAL"]
+
+    def kubectl(self, *args: str, stdin: str | None = None) -> str:
+        """Output of kubectl; raises with its error."""
+        done = subprocess.run(
+            [self.env["DDTREE_KUBECTL"], *args],
+            input=stdin,
+            env={**os.environ, **self.env},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise AssertionError(f"kubectl {shlex.join(args)}: {done.stderr}")
+        return done.stdout
+
+    def apply(self, objects: list[dict[str, Any]]) -> None:
+        """Server-side apply."""
+        listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+        self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=listed)
+
+    def get(self, *args: str) -> dict[str, Any]:
+        """One object, or a list, as JSON."""
+        found: dict[str, Any] = json.loads(self.kubectl("get", *args, "-o", "json"))
+        return found
+
+    def recipe(self, series: Mapping[str, bytes], config: BuildConfig | None = None, **spec: Any) -> Recipe:
+        """Recipe of the simulated engine with a series."""
+        return recipe_from_spec(self.spec(**spec), config or self.config, series, self.plugins)
+
+    def spec(self, **spec: Any) -> BuildSpec:
+        """Build section with the simulated engine's wheel."""
+        return BuildSpec.model_validate({"sglangWheel": self.sglang, **spec})
+
+    def build(
+        self, series: Mapping[str, bytes], *, no_cache: bool = False, retries: bool = False, **spec: Any
+    ) -> BuildResult:
+        """Run one build to its end and read its result as the operator would.
+
+        ``no_cache`` ignores the builder's cache; without ``retries`` the first failed attempt is the last.
+        """
+        config = replace(self.config, no_cache=no_cache)
+        recipe = self.recipe(series, config, **spec)
+        repository = push_repository(self.spec(**spec), config)
+        name = build_name(recipe, repository)
+        self.kubectl("delete", "job,configmap", name, "-n", NAMESPACE, "--ignore-not-found", "--wait")
+        objects = build_objects(
+            recipe,
+            name=name,
+            namespace=NAMESPACE,
+            owner=None,
+            config=config,
+            plugins=self.plugins,
+            repository=repository,
+            timeout=300,
+        )
+        if not retries:
+            objects[1]["spec"]["backoffLimit"] = 0
+        self.apply(objects)
+        return self.wait_for(name)
+
+    def wait_for(self, name: str, seconds: float = 300) -> BuildResult:
+        """Result of a Job once it has ended."""
+
+        def ended() -> BuildResult | None:
+            job = self.get("job", name, "-n", NAMESPACE)
+            pods = self.get("pods", "-l", f"job-name={name}", "-n", NAMESPACE)["items"]
+            result = job_result(job, pods)
+            return None if result.state == "running" else result
+
+        return until(ended, seconds, f"Job {name} ends")
+
+
+def until(look: Callable[[], Any], seconds: float, what: str) -> Any:
+    """First true answer of ``look``; looks again every half second."""
+    end = time.monotonic() + seconds
+    while True:
+        found = look()
+        if found:
+            return found
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {seconds:g} s: {what}")
+        time.sleep(0.5)
+
+
+def start(name: str) -> BuildCluster:
+    """Bring the cluster ``name`` up (or take the running one) and put a builder into it."""
+    base_env = {**os.environ, "DDTREE_CLUSTER": name}
+    cluster = str(REPO / "dev/cluster/cluster")
+    subprocess.run([cluster, "up"], env=base_env, check=True, stdout=subprocess.DEVNULL)
+    exports = subprocess.run([cluster, "env"], env=base_env, check=True, capture_output=True, text=True).stdout
+    env = {"DDTREE_CLUSTER": name}
+    for line in exports.splitlines():
+        key, _, value = line.removeprefix("export ").partition("=")
+        env[key] = shlex.split(value)[0] if value else ""
+    printed = subprocess.run(
+        [REPO / "dev/images", "base-python", "buildkit"],
+        env={**os.environ, **env},
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    ).stdout
+    images = dict(re.findall(r"^(\S+) (\S+@sha256:[0-9a-f]{64})$", printed, re.M))
+    path, _ = simengine_wheel(cache() / "wheelhouse" / "build-test")
+    config = BuildConfig(
+        base_image=images["base-python"],
+        push_repository=f"{REGISTRY}/ddtree/build-test",
+        wheelhouse=f"{WHEELHOUSE}/build-test",
+        insecure_registries=frozenset({REGISTRY, NOWHERE}),
+        builder_address=f"tcp://{BUILDER_IP}:1234",
+        builder_image=images["buildkit"],
+        device="cpu",
+    )
+    sglang = {"url": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    made = BuildCluster(env, config, plugin_wheels(), sglang)
+    made.apply(
+        [
+            {
+                "apiVersion": "v1",
+                "kind": "Namespace",
+                "metadata": {"name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
+            },
+            *builder_objects(
+                image=images["buildkit"],
+                namespace=BUILDER_NAMESPACE,
+                insecure_registries=config.insecure_registries,
+                cluster_ip=BUILDER_IP,
+                keep_storage_gb=2,
+            ),
+        ]
+    )
+    made.kubectl("rollout", "status", "deployment/buildkitd", "-n", BUILDER_NAMESPACE, "--timeout=180s")
+    return made
+
+
+def cache() -> Path:
+    """The cache folder of the project."""
+    return Path(os.environ.get("DDTREE_CACHE") or Path.home() / ".cache/ddtree")

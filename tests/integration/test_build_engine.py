@@ -1,0 +1,143 @@
+"""Builds with a real buildkitd in a pod, a real registry and a real kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from integration.build_cluster import NAMESPACE, NOWHERE, REGISTRY, REPO, BuildCluster, start
+
+from ddtree_operator.build import RegistryClient, RegistryError, image_reference
+from ddtree_operator.build.context import LABEL_RECIPE_DIGEST
+
+pytestmark = pytest.mark.integration
+
+VERSION = (REPO / "tests/simengine/sglang/version.py").read_text().splitlines()
+EMPTY = {"series": b""}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[BuildCluster]:
+    made = start(os.environ.get("DDTREE_CLUSTER", "it"))
+    yield made
+    made.kubectl("delete", "namespace", NAMESPACE, "ddtree-build-test", "--wait=false")
+
+
+def patch(old: list[str], new: list[str]) -> dict[str, bytes]:
+    """A series of one patch that turns the simulated engine's version.py from ``old`` into ``new``."""
+    lines = ["--- a/sglang/version.py", "+++ b/sglang/version.py", f"@@ -1,{len(old)} +1,{len(new)} @@"]
+    lines += [f"-{line}" for line in old] + [f"+{line}" for line in new]
+    return {"series": b"0001-version.patch\n", "0001-version.patch": "\n".join([*lines, ""]).encode()}
+
+
+GOOD = patch(VERSION, [*VERSION, "PATCHED = True"])
+BAD = patch(["this line is nowhere"], ["nor is this"])
+
+
+def ask(cluster: BuildCluster, ref: str, what: str = "resolve") -> Any:
+    """Ask the registry as the operator does, through the port forwarded to this process."""
+
+    async def go() -> Any:
+        local = cluster.registry_local
+        async with RegistryClient(insecure=frozenset({local})) as client:
+            return await getattr(client, what)(ref.replace(REGISTRY, local))
+
+    return asyncio.run(go())
+
+
+def test_a_build_gives_a_digest_that_the_registry_finds_under_the_recipes_tag(cluster: BuildCluster) -> None:
+    done = cluster.build(GOOD)
+    assert done.sentence == ""
+    assert done.state == "done"
+    recipe = cluster.recipe(GOOD)
+    tag = image_reference(recipe, cluster.config.push_repository)
+    assert ask(cluster, tag) == done.digest
+    assert ask(cluster, tag, "labels")[LABEL_RECIPE_DIGEST] == recipe.digest
+    assert ask(cluster, image_reference(cluster.recipe(BAD), cluster.config.push_repository)) is None
+
+
+def test_the_image_runs_as_nobody_with_the_patch_in_and_valid_bytecode(cluster: BuildCluster) -> None:
+    done = cluster.build(GOOD)
+    code = (
+        "import sglang.version as v, os, sys, importlib.util as u;"
+        "assert v.PATCHED and os.getuid() == 65532;"
+        "head = open(u.cache_from_source(v.__file__), 'rb').read()[:16];"
+        "assert head[4:8] == b'\\x03\\0\\0\\0' and head[8:] == u.source_hash(open(v.__file__, 'rb').read())"
+    )
+    security = {
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    image = f"{cluster.config.push_repository}@{done.digest}"
+    container = {"name": "c", "image": image, "command": ["python3", "-c", code], "securityContext": security}
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "look", "namespace": NAMESPACE},
+        "spec": {"backoffLimit": 0, "template": {"spec": {"restartPolicy": "Never", "containers": [container]}}},
+    }
+    cluster.apply([job])
+    cluster.kubectl("wait", "--for=condition=Complete", "job/look", "-n", NAMESPACE, "--timeout=120s")
+
+
+def test_building_twice_without_cache_gives_the_same_digest(cluster: BuildCluster) -> None:
+    one, two = (cluster.build(GOOD, no_cache=True) for _ in range(2))
+    assert one.digest is not None
+    assert one.digest == two.digest
+
+
+def test_a_series_changes_the_image(cluster: BuildCluster) -> None:
+    assert cluster.build(EMPTY).digest != cluster.build(GOOD).digest
+
+
+def test_a_wheel_with_a_wrong_sha256_is_named_with_both(cluster: BuildCluster) -> None:
+    wrong = {**cluster.sglang, "sha256": "0" * 64}
+    failed = cluster.build(EMPTY, retries=True, sglangWheel=wrong)
+    assert failed.sentence == (
+        f"the wheel {wrong['url']} has sha256 {cluster.sglang['sha256']}, but {'0' * 64} is asked for; "
+        "correct the sha256 or the address"
+    )
+    assert (failed.heals, failed.attempts) == (False, 1)
+
+
+def test_a_wheel_that_is_not_there_is_not_called_a_wrong_one(cluster: BuildCluster) -> None:
+    gone = {"url": "kernel-0.1.0-py3-none-any.whl", "sha256": "1" * 64}
+    failed = cluster.build(EMPTY, retries=True, kernelWheels=[gone])
+    assert failed.sentence == (
+        "the wheel kernel-0.1.0-py3-none-any.whl is not there (404); "
+        "correct its address or put it into the wheelhouse"
+    )
+    assert failed.attempts == 1
+
+
+def test_a_patch_that_does_not_apply_is_named_with_file_and_hunk(cluster: BuildCluster) -> None:
+    failed = cluster.build(BAD, retries=True)
+    assert failed.sentence.startswith("the patch series does not apply: ")
+    for part in ("0001-version.patch", "sglang/version.py", "hunk"):
+        assert part in failed.sentence
+    assert (failed.heals, failed.attempts) == (False, 1)
+
+
+def test_a_registry_that_is_not_there_is_tried_again_and_named(cluster: BuildCluster) -> None:
+    repository = f"{NOWHERE}/x/y"
+    failed = cluster.build(EMPTY, retries=True, push={"repository": repository})
+    assert failed.sentence.startswith(f"the registry {NOWHERE} cannot be reached for the image {repository}:r-")
+    assert failed.sentence.endswith("connection refused (tried 3 times)")
+    assert failed.heals
+    with pytest.raises(RegistryError, match="cannot be reached"):
+        ask(cluster, "127.0.0.1:9/x/y:z")
+
+
+def test_a_base_image_that_is_not_there_is_named(cluster: BuildCluster) -> None:
+    base = cluster.config.base_image[:-8] + "00000000"
+    failed = cluster.build(EMPTY, retries=True, baseImage=base)
+    assert failed.sentence == (
+        f"the base image {base} is not in its registry; correct baseImage or push it there"
+    )
+    assert failed.attempts == 1

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from integration.build_cluster import NAMESPACE, NOWHERE, REGISTRY, REPO, BuildCluster, start
 
 from ddtree_operator.build import RegistryClient, RegistryError, image_reference
 from ddtree_operator.build.context import LABEL_RECIPE_DIGEST
+from integration.build_cluster import NAMESPACE, NOWHERE, REGISTRY, REPO, BuildCluster, start
 
 pytestmark = pytest.mark.integration
 
@@ -110,8 +110,7 @@ def test_a_wheel_that_is_not_there_is_not_called_a_wrong_one(cluster: BuildClust
     gone = {"url": "kernel-0.1.0-py3-none-any.whl", "sha256": "1" * 64}
     failed = cluster.build(EMPTY, retries=True, kernelWheels=[gone])
     assert failed.sentence == (
-        "the wheel kernel-0.1.0-py3-none-any.whl is not there (404); "
-        "correct its address or put it into the wheelhouse"
+        "the wheel kernel-0.1.0-py3-none-any.whl is not there (404); correct its address or put it into the wheelhouse"
     )
     assert failed.attempts == 1
 
@@ -137,7 +136,5 @@ def test_a_registry_that_is_not_there_is_tried_again_and_named(cluster: BuildClu
 def test_a_base_image_that_is_not_there_is_named(cluster: BuildCluster) -> None:
     base = cluster.config.base_image[:-8] + "00000000"
     failed = cluster.build(EMPTY, retries=True, baseImage=base)
-    assert failed.sentence == (
-        f"the base image {base} is not in its registry; correct baseImage or push it there"
-    )
+    assert failed.sentence == (f"the base image {base} is not in its registry; correct baseImage or push it there")
     assert failed.attempts == 1

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
 
 from ddtree_operator.probe.http import EngineError, get_json, get_text
+
+_COUNTERS = ("sglang:num_requests_total", "sglang:generation_tokens_total", "sglang:spec_verify_calls_total")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,24 +86,30 @@ class SGLangReader:
         """From /metrics; the engine needs --enable-metrics. Gauges are not read: they freeze when traffic stops."""
         url = f"{self._url}/metrics"
         text = await get_text(self._session, url, self._timeout)
-        wanted = dict.fromkeys(
-            ("sglang:num_requests_total", "sglang:generation_tokens_total", "sglang:spec_verify_calls_total"), 0.0
-        )
+        wanted = dict.fromkeys(_COUNTERS, 0.0)
         found = False
-        try:
-            for family in text_string_to_metric_families(text):
-                found = found or family.name.startswith("sglang:")
-                for sample in family.samples:
-                    if sample.name in wanted:
-                        if not math.isfinite(sample.value) or sample.value < 0:
-                            raise EngineError(f"{url}: {sample.name} is {sample.value}")
-                        wanted[sample.name] += sample.value
-        except ValueError as e:
-            raise EngineError(f"{url} is not in Prometheus text format: {str(e)[:120]}") from None
+        for line in text.splitlines():
+            # Read by hand: the page has thousands of lines, and a pair needs it twice a side.
+            found = found or line.startswith("sglang:")
+            name = line.partition(" ")[0].partition("{")[0]
+            if name in wanted:
+                wanted[name] += _number(url, name, line)
         if not found:
             raise EngineError(f"{url} has no sglang: metrics; start the engine with --enable-metrics")
         requests, tokens, steps = wanted.values()
         return EngineCounters(requests=requests, generated_tokens=tokens, verify_steps=steps)
+
+
+def _number(url: str, name: str, line: str) -> float:
+    """Value of a line ``name{labels} value [timestamp]``."""
+    words = line[line.rfind("}") + 1 if "{" in line else len(name) :].split()
+    try:
+        value = float(words[0])
+    except (IndexError, ValueError):
+        raise EngineError(f"{url}: {name} has no number") from None
+    if not math.isfinite(value) or value < 0:
+        raise EngineError(f"{url}: {name} is {value}")
+    return value
 
 
 def engine_reader(kind: str, session: aiohttp.ClientSession, base_url: str, timeout: float = 10.0) -> EngineReader:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -12,6 +12,7 @@ import aiohttp
 
 from ddtree_operator.analysis.prompts import Prompt
 from ddtree_operator.analysis.types import Pair
+from ddtree_operator.probe.counters import CounterCheck
 from ddtree_operator.probe.divergence import explain_divergence
 from ddtree_operator.probe.generate import DEFAULT_TIMEOUT, generate
 
@@ -70,8 +71,8 @@ class PairRunner:
         self._warmup = warmup
         self._warm: set[str] = set()
 
-    async def run(self, n: int, on_pair: Callable[[Pair], None] | None = None) -> list[Pair]:
-        """Run ``n`` pairs and return them in schedule order; ``on_pair`` sees each as soon as it is done.
+    async def run(self, n: int) -> list[Pair]:
+        """Run ``n`` pairs, check them against the engines' counters, and return them in schedule order.
 
         What an engine does never raises; cancelling leaves no request behind.
         """
@@ -79,17 +80,37 @@ class PairRunner:
         indices = range(self.next, self.next + n)
         self.next += n
         limit = asyncio.Semaphore(self._concurrency)
+        checks = {url: CounterCheck(self._session, url) for url in {*self.baseline_urls, *self.canary_urls}}
+        await asyncio.gather(*(check.start() for check in checks.values()))
 
         async def one(index: int) -> Pair:
             async with limit:
-                pair = await self._pair(index)
-            if on_pair is not None:
-                on_pair(pair)
-            return pair
+                return await self._pair(index)
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(i)) for i in indices]
-        return [t.result() for t in tasks]
+        return await self._checked(checks, indices, [t.result() for t in tasks])
+
+    def _urls(self, index: int) -> tuple[str, str]:
+        return self.baseline_urls[index % len(self.baseline_urls)], self.canary_urls[index % len(self.canary_urls)]
+
+    async def _checked(self, checks: dict[str, CounterCheck], indices: Sequence[int], pairs: list[Pair]) -> list[Pair]:
+        """The pairs, with errors in place of samples that their engine's counters contradict."""
+        places: dict[str, list[tuple[int, str]]] = {url: [] for url in checks}
+        extra = dict.fromkeys(checks, 0)
+        for place, (index, pair) in enumerate(zip(indices, pairs, strict=True)):
+            for url, side in zip(self._urls(index), ("baseline", "canary"), strict=True):
+                places[url].append((place, side))
+                said = pair.divergence
+                extra[url] += said is not None and getattr(said, f"{side}_gap") is not None
+        for url, check in checks.items():
+            samples = await check.finish([getattr(pairs[i], side) for i, side in places[url]], extra[url])
+            for (i, side), sample in zip(places[url], samples, strict=True):
+                if sample is not getattr(pairs[i], side):
+                    pairs[i] = (
+                        replace(pairs[i], baseline=sample) if side == "baseline" else replace(pairs[i], canary=sample)
+                    )
+        return pairs
 
     async def _warm_up(self) -> None:
         """First answers pay for compilation and cold caches: they are thrown away, whatever they are."""
@@ -103,8 +124,7 @@ class PairRunner:
     async def _pair(self, index: int) -> Pair:
         number, canary_first = schedule(self._seed, index, len(self._prompts))
         prompt = self._prompts[number]
-        baseline_url = self.baseline_urls[index % len(self.baseline_urls)]
-        canary_url = self.canary_urls[index % len(self.canary_urls)]
+        baseline_url, canary_url = self._urls(index)
         ask = [baseline_url, canary_url]
         if canary_first:
             ask.reverse()

@@ -33,6 +33,8 @@ class Script:
     error_every: int = 0
     hang_every: int = 0
     drop_field: str = ""
+    meta_steps: float = 1.0
+    no_metrics: int = 0
     drain: float = 30.0
 
 

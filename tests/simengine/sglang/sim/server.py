@@ -102,7 +102,7 @@ class Handler(BaseHTTPRequestHandler):
             self._json({"model_path": engine.settings.model_path, "is_generation": True})
         elif path == "/v1/models":
             self._json({"object": "list", "data": [{"id": engine.settings.model_path, "object": "model"}]})
-        elif path == "/metrics" and engine.settings.enable_metrics:
+        elif path == "/metrics" and engine.settings.enable_metrics and not engine.script.no_metrics:
             self._send(200, metrics(engine).encode(), "text/plain; version=0.0.4; charset=utf-8")
         else:
             self._error(404, "Not Found")
@@ -157,7 +157,7 @@ class Handler(BaseHTTPRequestHandler):
             meta["spec_accept_length"] = len(answer.ids) / answer.verify_steps
             meta["spec_num_correct_drafts"] = answer.accepted
             meta["spec_num_proposed_drafts"] = proposed
-            meta["spec_verify_ct"] = answer.verify_steps
+            meta["spec_verify_ct"] = max(1, round(answer.verify_steps * script.meta_steps))
         if body.get("return_logprob"):
             pairs = list(zip(answer.ids, answer.gaps, answer.rivals, strict=True))
             meta["output_token_logprobs"] = [[-0.1, i, None] for i, _, _ in pairs]

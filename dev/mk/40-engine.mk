@@ -7,5 +7,6 @@ models: ## make the tiny and the SmolLM2 model pair (once) and print their folde
 test-engine: ## real SGLang on a CPU: plain, NGRAM, DFLASH, DDTree against Transformers, mutations, server
 	$(ENGINE)/bin/python -m pytest tests/engine -q
 
+lint: typecheck-engine
 typecheck-engine: ## mypy --strict on the engine wheels (SGLang and torch stay untyped)
 	py=$(OPS); MYPYPATH=patches/sglang_ddtree/src:patches/sglang_cpu/src $$py/bin/mypy --config-file patches/mypy.ini patches/sglang_ddtree/src/sglang_ddtree patches/sglang_cpu/src/sglang_cpu patches/sglang_cpu/src/sgl_kernel

@@ -151,6 +151,10 @@ def _finish(server_args: Any, config: Config) -> None:
     from sglang.srt.arg_groups.overrides import declare_resolution, model_config_of, resolving_view, use_mla_backend
 
     cfg = resolving_view(server_args)
+    if not _has_field():
+        logger.warning(
+            "ddtree: the patch series is not applied: /server_info lacks the budget, spec_accept_rate divides by nodes"
+        )
     declare_resolution(server_args, "sglang_ddtree", speculative_dflash_block_size=config.block)
     refuse_arguments({field.name: getattr(cfg, field.name) for field in record_fields(type(server_args))})
     model = model_config_of(server_args)

@@ -1,0 +1,136 @@
+"""Greedy text is token for token what Transformers makes of the target alone, in every mode."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from typing import Any
+
+import pytest
+
+from engine.fleet import TOKENS, Fleet, Outcome, Scenario, greedy, models, prompts, until_eos
+
+pytestmark = pytest.mark.engine
+
+BUDGETS, PAGES = (7, 15, 31, 63), (1, 16, 64)
+PER_ENGINE = 84  # requests of one engine's first round; a dozen engines make a thousand
+FULL = os.environ.get("DDTREE_TEST_FULL") == "1"
+
+
+def kwargs(algorithm: str | None, **extra: Any) -> dict[str, Any]:
+    folder = models("tiny")
+    out: dict[str, Any] = {"model_path": str(folder / "target"), "log_level": "warning", "max_running_requests": 6}
+    if algorithm:
+        out["speculative_algorithm"] = algorithm
+    if algorithm in ("DFLASH", "DDTREE"):
+        out["speculative_draft_model_path"] = str(folder / "drafter")
+    return out | extra
+
+
+def workload(seed: int, count: int) -> list[dict[str, Any]]:
+    """Two rounds of the same prompts: the second finds the first's KV in the radix cache. Requests arrive over a
+    while, a tenth leaves early, half may end at <eos>."""
+    rng = random.Random(seed)
+    asked = prompts(count, seed)
+    rounds = []
+    for name in ("miss", "hit"):
+        requests = []
+        for index, ids in enumerate(asked if name == "miss" else asked[: count // 3]):
+            request: dict[str, Any] = {
+                "ids": ids,
+                "params": {
+                    "temperature": 0,
+                    "max_new_tokens": rng.randrange(1, TOKENS + 1),
+                    "ignore_eos": rng.random() < 0.5,
+                },
+                "delay": round(rng.random() * 1.5, 3),
+            }
+            if rng.random() < 0.1:
+                request |= {"abort_after": rng.randrange(1, 4), "rid": f"{name}-{index}"}
+                request["params"]["ignore_eos"] = True
+            requests.append(request)
+        rounds.append({"requests": requests})
+    return rounds
+
+
+def matrix() -> list[Scenario]:
+    """Every budget with every page size; overlap on and off alternate so that each meets every budget and page (with
+    DDTREE_TEST_FULL=1 all combinations). Chunked prefill everywhere, in chunks smaller than most prompts."""
+    out = []
+    for b, budget in enumerate(BUDGETS):
+        for p, page in enumerate(PAGES):
+            for overlap in (True, False):
+                if not FULL and overlap != ((b + p) % 2 == 0):
+                    continue
+                name = f"ddtree-b{budget}-p{page}-{'overlap' if overlap else 'sync'}"
+                options = kwargs(
+                    "DDTREE",
+                    speculative_ddtree_budget=budget,
+                    page_size=page,
+                    disable_overlap_schedule=not overlap,
+                    chunked_prefill_size=64,
+                )
+                out.append(Scenario.make(name, options, workload(seed=100 * b + 10 * p + overlap, count=PER_ENGINE)))
+    return out
+
+
+def others() -> list[Scenario]:
+    small = workload(seed=900, count=40)
+    return [
+        Scenario.make("plain", kwargs(None), small),
+        Scenario.make("ngram", kwargs("NGRAM", speculative_num_draft_tokens=6), small),
+        Scenario.make("dflash", kwargs("DFLASH"), small),
+        Scenario.make("ddtree-b1", kwargs("DDTREE", speculative_ddtree_budget=1), small),
+        Scenario.make("ddtree-b4-mixed", kwargs("DDTREE", speculative_ddtree_budget=4, enable_mixed_chunk=True), small),
+        Scenario.make("ddtree-b255", kwargs("DDTREE", speculative_ddtree_budget=255), workload(seed=901, count=16)),
+        Scenario.make(
+            "ddtree-b15-spine", kwargs("DDTREE", speculative_ddtree_budget=15), small, {"SGLANG_DDTREE_SPINE": "1"}
+        ),
+        Scenario.make(
+            "ddtree-b31-retraction",
+            kwargs("DDTREE", speculative_ddtree_budget=31, max_total_tokens=700, schedule_conservativeness=0.3),
+            small,
+        ),
+    ]
+
+
+def check(scenario: Scenario, outcome: Outcome) -> tuple[int, int]:
+    """Compare every answer; returns (accepted drafts, verify steps)."""
+    assert outcome.answers is not None, outcome.log[-4000:]
+    wrong, drafts, steps, hits = [], 0, 0, 0
+    for number, (block, answers) in enumerate(
+        zip((json.loads(r) for r in scenario.rounds), outcome.answers["rounds"], strict=True)
+    ):
+        requests = block["requests"]
+        expected = greedy("tiny", [r["ids"] for r in requests], TOKENS)
+        for index, (request, full, answer) in enumerate(zip(requests, expected, answers, strict=True)):
+            params = request["params"]
+            want = until_eos(full, params["max_new_tokens"], params["ignore_eos"])
+            got = answer.get("ids")
+            if answer.get("aborted"):
+                ok = got == full[: len(got)]  # one that leaves may get more than it asked for: the last step's run
+            else:
+                ok = got == want
+                meta = answer["meta"]
+                hits += number == 1 and meta["cached_tokens"] > 0
+                drafts += meta.get("spec_num_correct_drafts") or 0
+                steps += meta.get("spec_verify_ct") or 0
+                if meta.get("spec_verify_ct"):
+                    assert meta["completion_tokens"] <= 1 + meta["spec_verify_ct"] + meta["spec_num_correct_drafts"]
+            if not ok:
+                wrong.append((number, index, len(request["ids"]), got, want))
+    assert not wrong, f"{len(wrong)} answers differ, first: {wrong[0]}"
+    if len(outcome.answers["rounds"]) > 1:
+        assert hits > 0, "no prefix was found in the radix cache"
+    assert outcome.answers["flushed"], "the scheduler is not idle after the last answer"
+    assert outcome.answers["alive"] == 4
+    return drafts, steps
+
+
+@pytest.mark.parametrize("scenario", [*matrix(), *others()], ids=lambda s: s.name)
+def test_greedy_equals_transformers(fleet: Fleet, scenario: Scenario) -> None:
+    drafts, steps = check(scenario, fleet.outcome(scenario))
+    if scenario.name.startswith(("ddtree", "dflash")):
+        assert steps > 0
+        assert drafts / steps > 0.2, "the drafter's proposals are hardly ever accepted"

@@ -98,6 +98,7 @@ def build(settings: Settings, namespaces: list[str], host: str = "0.0.0.0", port
     @kopf.on.startup(registry=registry)
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
         settings.posting.enabled = False
+        settings.scanning.disabled = True  # may not list CRDs or namespaces; kopf retries a refusal for a minute
         settings.watching.server_timeout = 120
         settings.watching.client_timeout = 150
         settings.watching.connect_timeout = 5

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from .build import Builder, Built
+from .host import HostError, need, own_registry
 from .recipes import RecipeError, Recipes
 from .registry import Registry, RegistryError
 from .wheels import WheelError
@@ -20,21 +22,20 @@ def say(text: str) -> None:
 def main(arguments: list[str]) -> None:
     """Builds the images named in `arguments[1:]` of the checkout `arguments[0]`."""
     root, names = Path(arguments[0]), arguments[1:]
-    if not names or names[0].startswith("-"):
-        sys.exit(f"{__doc__}\nimages: {', '.join(Recipes(root, root).all)}")
     cache = Path(os.environ["DDTREE_CACHE"])
-    local = os.environ.get("DDTREE_REGISTRY_LOCAL", "")
+    recipes = Recipes(root, cache, say)
+    if not names or names[0].startswith("-"):
+        sys.exit(f"{__doc__}\nimages: {', '.join(recipes.all)}")
+    local, seen_as = os.environ.get("DDTREE_REGISTRY_LOCAL", ""), os.environ.get("DDTREE_REGISTRY", "10.88.0.1:5000")
     try:
-        if not local:
-            raise RegistryError(
-                "no registry is known; start the dev cluster with `make cluster-up`, or set DDTREE_REGISTRY_LOCAL"
-            )
-        recipes = Recipes(root, cache).closure(names)
-        builder = Builder(root, cache, Registry(local), os.environ.get("DDTREE_REGISTRY", "10.88.0.1:5000"), say)
-        done: dict[str, Built] = {}
-        for recipe in recipes:
-            done[recipe.name] = builder.build(recipe, done.get(recipe.base or ""))
-    except (RegistryError, RecipeError, WheelError) as error:
+        wanted = recipes.closure(names)
+        need("zstd", "zstd", say)
+        with nullcontext(local) if local else own_registry(cache / "registry", say) as address:
+            builder = Builder(root, cache, Registry(address), seen_as, say)
+            done: dict[str, Built] = {}
+            for recipe in wanted:
+                done[recipe.name] = builder.build(recipe, done.get(recipe.base or ""))
+    except (RegistryError, RecipeError, WheelError, HostError) as error:
         sys.exit(f"images: {error}")
     except KeyboardInterrupt:
         sys.exit(130)

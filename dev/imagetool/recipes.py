@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from . import venv
+from .host import need
 from .layers import EPOCH, Entry, folder, from_tar, tree
 
 FORMAT = "1"  # part of every key: raise it when the same inputs give other bytes
@@ -53,8 +53,8 @@ _ROOTFS_LEFT_OUT = (
 class Recipes:
     """The recipes of the checkout at `root`, with caches in `cache`."""
 
-    def __init__(self, root: Path, cache: Path) -> None:
-        self.root, self.cache = root, cache
+    def __init__(self, root: Path, cache: Path, say: Callable[[str], None]) -> None:
+        self.root, self.cache, self.say = root, cache, say
         base = "base-python"
         self.all = {
             recipe.name: recipe
@@ -98,6 +98,7 @@ class Recipes:
     def _rootfs(self, packages: str) -> LayerRecipe:
         def entries() -> list[Entry]:
             with tempfile.NamedTemporaryFile(dir=self.cache, suffix=".tar") as file:
+                need("mmdebstrap", "mmdebstrap", self.say)
                 bootstrap(packages, Path(file.name))
                 with Path(file.name).open("rb") as stream:
                     return from_tar(stream, lambda path: not any(fnmatch(path, p) for p in _ROOTFS_LEFT_OUT))
@@ -193,8 +194,6 @@ class Recipes:
 
 def bootstrap(packages: str, into: Path) -> None:
     """Makes a Debian 12 root file system with these packages as a tar file. Raises RecipeError."""
-    if shutil.which("mmdebstrap") is None:
-        raise RecipeError("mmdebstrap is missing; run `apt-get install mmdebstrap` (Debian or Ubuntu, as root)")
     command = [
         "mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}",
         *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "man", "locale", "info")),

@@ -242,6 +242,21 @@ def test_two_live_side_by_side(cluster: Cluster, tmp_path: Path) -> None:
         other("purge")
 
 
+def test_fake_nodes_take_gpu_pods_only(cluster: Cluster) -> None:
+    cluster("up")
+    cluster("fake-nodes", "3", "NVIDIA-L4", "1")
+    cluster("kubectl", "cordon", "node-a")
+    cluster("kubectl", "run", "gpu", "--image=none", "--overrides", json.dumps(
+        {"spec": {"containers": [{"name": "gpu", "image": "none", "resources": {"limits": {"nvidia.com/gpu": 1}}}],
+                  "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-L4"}}}))  # fmt: skip
+    cluster("kubectl", "run", "plain", "--image=none")
+    cluster("kubectl", "wait", "--for=condition=Ready", "pod/gpu", "--timeout=60s")
+    cluster("kubectl", "wait", "--for=condition=PodScheduled=False", "pod/plain", "--timeout=60s")
+    assert "fake-nvidia-l4-" in cluster("kubectl", "get", "pod", "gpu", "-o", "jsonpath={.spec.nodeName}")
+    cluster("fake-nodes", "0")
+    assert cluster("kubectl", "get", "nodes", "-o", "name").split() == ["node/node-a"]
+
+
 def test_what_cannot_work_is_one_sentence() -> None:
     if os.geteuid() != 0 or not shutil.which("setpriv"):
         pytest.skip("needs root, to give it up")

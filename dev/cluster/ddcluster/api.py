@@ -20,10 +20,11 @@ class Api:
         self._tls.load_cert_chain(str(pki / "admin.crt"), str(pki / "admin.key"))
 
     def request(self, method: str, path: str, body: object = None) -> tuple[int, str]:
-        """HTTP status and text of one request; `body` goes as a JSON merge patch."""
+        """HTTP status and text of one request; the body of a PATCH is a JSON merge patch."""
         connection = http.client.HTTPSConnection("127.0.0.1", self._port, context=self._tls, timeout=10)
         try:
-            headers = {"Content-Type": "application/merge-patch+json"} if body is not None else {}
+            kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+            headers = {"Content-Type": kind} if body is not None else {}
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             answer = connection.getresponse()
             return answer.status, answer.read().decode()

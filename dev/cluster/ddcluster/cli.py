@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from . import cache, forward, host, node, status
+from . import cache, fakes, forward, host, node, status
 from .binaries import kubectl_and_helm
 from .say import Problem, say
 from .settings import NODE_IP, from_environment
@@ -22,6 +22,8 @@ USAGE = """usage: dev/cluster/cluster COMMAND
   kubectl ARGS...    kubectl against this cluster
   helm ARGS...       helm against this cluster
   clean-cache        remove everything below DDTREE_CACHE and say how much that gave back
+  fake-nodes COUNT [PRODUCT [GPUS]]
+                     add COUNT nodes that only claim to run pods (0: remove them all again)
   run CMD ARGS...    run a command inside the cluster's namespaces
 
 DDTREE_CLUSTER names the cluster (default: dev); several can run side by side.
@@ -55,6 +57,8 @@ def _dispatch(arguments: list[str]) -> int:
             say(f"nothing is left of cluster {s.name!r}")
         case ["status"]:
             return status.show(from_environment(os.environ))
+        case ["fake-nodes", count, *rest] if len(rest) <= 2:
+            fakes.scale(from_environment(os.environ), count, *rest)
         case ["clean-cache"]:
             cache.clean(from_environment(os.environ))
         case ["env"]:

@@ -45,7 +45,7 @@ def find(s: Settings) -> Running | None:
         found = Running(**json.loads((s.state / "running.json").read_text()))
     except (OSError, ValueError, TypeError):
         return None
-    return found if _start_time(found.outer) == found.outer_start else None
+    return found if start_time(found.outer) == found.outer_start else None
 
 
 def require(s: Settings) -> Running:
@@ -107,7 +107,12 @@ def enter(s: Settings, command: list[str]) -> None:
     """Replace this process by `command` inside the cluster's namespaces."""
     running = require(s)
     os.environ.update(inner_environment(s))
-    os.execvp("nsenter", ["nsenter", "-t", str(running.init), "-n", "-m", "-p", f"--wd={Path.cwd()}", "--", *command])
+    os.execvp("nsenter", [*entering(running), *command])
+
+
+def entering(running: Running) -> list[str]:
+    """What to put before a command so that it runs inside the namespaces, in the current folder."""
+    return ["nsenter", "-t", str(running.init), "-n", "-m", "-p", f"--wd={Path.cwd()}", "--"]
 
 
 def inner_environment(s: Settings) -> dict[str, str]:
@@ -159,7 +164,7 @@ def _start(s: Settings, kube: Path) -> None:
                 command, cwd="/", env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True,
                 pass_fds=fds, start_new_session=True,
             )  # fmt: skip
-    running = Running(process.pid, _start_time(process.pid), ports["api"], ports["registry"])
+    running = Running(process.pid, start_time(process.pid), ports["api"], ports["registry"])
     (s.state / "running.json").write_text(json.dumps(asdict(running)))
     assert process.stdout is not None
     for line in process.stdout:
@@ -266,7 +271,7 @@ def _remove_group(group: Path) -> None:
             time.sleep(0.02)
 
 
-def _start_time(pid: int) -> int:
+def start_time(pid: int) -> int:
     """When the process started, in ticks since boot; 0 when there is none (a zombie counts as none)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -162,7 +162,8 @@ class Node:
                   f"--service-account-key-file={pki}/sa.pub", f"--service-account-signing-key-file={pki}/sa.key",
                   "--service-account-issuer=https://kubernetes.default.svc",
                   f"--service-cluster-ip-range={SERVICE_CIDR}",
-                  "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
+                  "--authorization-mode=Node,RBAC",
+                  "--enable-admission-plugins=NodeRestriction,ExtendedResourceToleration",
                   "--allow-privileged=true", "--event-ttl=3h")  # fmt: skip
 
     def _controllers(self) -> None:

@@ -19,6 +19,7 @@ API_PORT = 6443
 REGISTRY_PORT = 5000
 WHEELHOUSE_PORT = 8081
 REGISTRY = f"{NODE_IP}:{REGISTRY_PORT}"
+FAKE_LABEL = "ddtree.dev/fake"
 PAUSE_IMAGE = "localhost/ddtree-pause:1"
 
 

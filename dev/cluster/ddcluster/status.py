@@ -12,7 +12,7 @@ from . import host
 from .api import Api
 from .cache import human, size
 from .node import COMPONENTS
-from .settings import NODE, Settings
+from .settings import FAKE_LABEL, NODE, Settings
 
 
 def show(s: Settings) -> int:
@@ -55,6 +55,7 @@ def _node(s: Settings, running: host.Running) -> bool:
     try:
         api = Api(s.live / "pki", running.api_port)
         node = api.get(f"/api/v1/nodes/{NODE}")
+        fakes = len((api.get(f"/api/v1/nodes?labelSelector={FAKE_LABEL}") or {}).get("items", []))
         pods = (api.get("/api/v1/pods") or {}).get("items", [])
     except OSError as e:
         print(f"node      the API server does not answer: {e.strerror or e}")
@@ -66,10 +67,13 @@ def _node(s: Settings, running: host.Running) -> bool:
     offer = node["status"]["allocatable"]
     gpus = offer.get("nvidia.com/gpu", "0")
     product = node["metadata"]["labels"].get("nvidia.com/gpu.product", "")
-    asked = sum(_gpus(p) for p in pods if p["status"].get("phase") in ("Pending", "Running"))
+    live = [p for p in pods if p["status"].get("phase") in ("Pending", "Running")]
+    asked = sum(_gpus(p) for p in live if p["spec"].get("nodeName") == NODE)
     memory = int(offer["memory"].removesuffix("Ki")) / 1024**2
     print(f"node      {NODE} {'Ready' if ready else 'NOT READY'} {node['status']['nodeInfo']['kubeletVersion']}"
-          f"   {offer['cpu']} CPU   {memory:.1f} GiB   {gpus} GPU {product} ({asked} asked for)")  # fmt: skip
+          f"   {offer['cpu']} CPU   {memory:.1f} GiB   {gpus} GPU {product} ({asked} taken)")  # fmt: skip
+    if fakes:
+        print(f"fakes     {fakes} nodes that only claim to run pods")
     phases = [p["status"].get("phase", "Unknown") for p in pods]
     counts = ", ".join(f"{phases.count(x)} {x.lower()}" for x in sorted(set(phases)))
     print(f"pods      {counts or 'none'}")

@@ -151,10 +151,10 @@ def _start(s: Settings, kube: Path) -> None:
     with _listen(s, "api") as api, _listen(s, "registry") as registry:
         ports = {"api": api.getsockname()[1], "registry": registry.getsockname()[1]}
         (s.state / "ports.json").write_text(json.dumps(ports))
+        s.kubeconfig.touch(mode=0o600)
         s.kubeconfig.write_text(
             render.kubeconfig(pki, "admin", f"https://127.0.0.1:{ports['api']}", f"ddtree-{s.name}")
         )  # fmt: skip
-        s.kubeconfig.chmod(0o600)
         fds = (api.fileno(), registry.fileno())
         unshare = ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "--"]
         command: list[str | Path] = [*unshare, sys.executable, node.MAIN, "_node", kube, *map(str, fds)]

@@ -141,6 +141,7 @@ class Node:
         server = f"https://{NODE_IP}:{API_PORT}"
         for user in ("admin", "controller-manager", "scheduler", "proxy", "kubelet"):
             path = s.inner_kubeconfig if user == "admin" else live / f"{user}.kubeconfig"
+            path.touch(mode=0o600)
             path.write_text(render.kubeconfig(self._pki, user, server, f"ddtree-{s.name}"))
         (live / "kubelet.yaml").write_text(render.kubelet(s, self._pki))
         (live / "proxy.yaml").write_text(render.proxy(live / "proxy.kubeconfig"))

@@ -3,89 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
-import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from ddtree_operator.api import names
 from ddtree_operator.api.spec import DDTreeSpec
+from integration.ddt_api import DIGEST, ROOT, WAIT, Api, as_account, open_api, render_chart, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
-ROOT = Path(__file__).parents[2]
-CHART = ROOT / "charts/ddtree-operator"
 EXAMPLES = sorted((ROOT / "docs/examples").glob("*.yaml"))
-DIGEST = "sha256:" + "0" * 64
-WAIT = 60.0
-
-Done = subprocess.CompletedProcess[str]
-
-
-class Api:
-    """kubectl, helm and ddtreectl against one cluster, in one namespace of our own."""
-
-    def __init__(self, env: dict[str, str], namespace: str) -> None:
-        self.env, self.namespace = env, namespace
-
-    def run(self, *args: str, stdin: str = "") -> Done:
-        return subprocess.run(args, input=stdin, capture_output=True, text=True, env=self.env, timeout=120)
-
-    def kubectl(self, *args: str, stdin: str = "", check: bool = True) -> Done:
-        done = self.run(self.env.get("DDTREE_KUBECTL", "kubectl"), "-n", self.namespace, *args, stdin=stdin)
-        assert not check or done.returncode == 0, done.stderr
-        return done
-
-    def helm(self, *args: str) -> Done:
-        return self.run(self.env.get("DDTREE_HELM", "helm"), *args)
-
-    def ddtreectl(self, *args: str, namespace: str = "") -> Done:
-        where = ["-n", namespace or self.namespace]
-        return self.run(sys.executable, "-m", "ddtreectl", *args, *where)
-
-    def apply(self, spec: dict[str, Any] | str, name: str = "try", dry: bool = True) -> Done:
-        spec = yaml.safe_load(spec) if isinstance(spec, str) else spec
-        resource = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": name}, "spec": spec}
-        dry_run = ["--dry-run=server"] if dry else []
-        return self.kubectl("apply", *dry_run, "-o", "json", "-f", "-", stdin=json.dumps(resource), check=False)
-
-    def status(self, name: str, **status: Any) -> None:
-        self.kubectl("patch", "ddt", name, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
 
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[Api]:
-    env = dict(os.environ)
-    if "KUBECONFIG" not in env:
-        env["DDTREE_CLUSTER"] = env.get("DDTREE_CLUSTER", "it")
-        told = subprocess.run([ROOT / "dev/cluster/cluster", "env"], capture_output=True, text=True, env=env)
-        assert told.returncode == 0, f"no cluster: set KUBECONFIG or run dev/cluster/cluster up ({told.stderr.strip()})"
-        for line in told.stdout.splitlines():
-            name, _, value = line.removeprefix("export ").partition("=")
-            env[name] = value.strip("'")
-    env["PYTHONPATH"] = f"{ROOT / 'operator'}{os.pathsep}{ROOT / 'cli'}"
-    found = Api(env, f"crd-{uuid.uuid4().hex[:8]}")
-    found.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CHART / "crds"))
-    found.kubectl("wait", "--for=condition=Established", "crd/ddtreedeployments.ddtree.dev", "--timeout=60s")
-    found.kubectl("create", "namespace", found.namespace)
-    _until(lambda: found.kubectl("get", "ddt", check=False).returncode == 0)
-    yield found
-    found.kubectl("delete", "namespace", found.namespace, "--wait=false", check=False)
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.1)
+    with open_api("crd") as found:
+        yield found
 
 
 GOOD = "model: {path: /m}\ndrafter: {path: /d}\n"
@@ -96,7 +35,7 @@ def test_explain_reads_well(api: Api) -> None:
         return " ".join(api.kubectl("explain", path).stdout.split())
 
     words = "Gate on accept length. Accept length = accepted"
-    _until(lambda: words in explained("ddt.spec.canary.analysis.acceptLength"))  # published a moment after the CRD
+    until(lambda: words in explained("ddt.spec.canary.analysis.acceptLength"))  # published a moment after the CRD
     assert "Desired state of one served model" in explained("ddt.spec")
     assert "Engine pods that serve." in explained("ddt.spec")
     assert "exactly one of its fields is set" in explained("ddt.spec.canary.steps")
@@ -225,7 +164,7 @@ def test_watch_follows_to_the_end(api: Api) -> None:
             reader = threading.Thread(target=lambda out=watcher.stdout: lines.extend(out))
             reader.start()
             api.status("watched", phase="Analyzing", observedGeneration=1, message="10 pairs")
-            _until(lambda: any("10 pairs" in line for line in lines))
+            until(lambda: any("10 pairs" in line for line in lines))
             api.status("watched", phase="Stable", message="1/1 engines ready")
             assert watcher.wait(WAIT) == 0
             reader.join(WAIT)
@@ -236,11 +175,7 @@ def test_watch_follows_to_the_end(api: Api) -> None:
 
 def test_being_forbidden_is_one_sentence(api: Api, tmp_path: Path) -> None:
     api.kubectl("create", "serviceaccount", "nobody")
-    token = api.kubectl("create", "token", "nobody").stdout.strip()
-    config = yaml.safe_load(api.kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "yaml").stdout)
-    config["users"][0]["user"] = {"token": token}
-    path = tmp_path / "kubeconfig"
-    path.write_text(yaml.safe_dump(config))
+    path = as_account(api, "nobody", tmp_path)
     done = api.ddtreectl("get", "--kubeconfig", str(path))
     assert done.returncode == 1
     assert done.stderr.startswith("error: not allowed: ")
@@ -250,63 +185,21 @@ def test_being_forbidden_is_one_sentence(api: Api, tmp_path: Path) -> None:
 
 # the chart ---------------------------------------------------------------------------------------------------------
 
-VALUES = f"image=r.example/op@{DIGEST},builder.image=r.example/bk@{DIGEST}"
-
 
 def test_what_the_chart_renders_is_accepted_and_restricted(api: Api) -> None:
     builder = f"{api.namespace}-build"
-    watched = f"watchNamespaces={{{api.namespace}}},builder.namespace={builder},builder.createNamespace=false"
-    rendered = api.helm("template", "op", str(CHART), "-n", api.namespace, "--set", f"{VALUES},{watched}")
-    assert rendered.returncode == 0, rendered.stderr
+    values = {
+        "builder.image": f"r.example/bk@{DIGEST}",
+        "builder.namespace": builder,
+        "builder.createNamespace": "false",
+    }
     api.kubectl("create", "namespace", builder)
     try:
         api.kubectl("label", "namespace", builder, "pod-security.kubernetes.io/enforce=privileged")
         api.kubectl("label", "namespace", api.namespace, "pod-security.kubernetes.io/warn=restricted")
-        objects = [d for d in yaml.safe_load_all(rendered.stdout) if d]
-        for obj in objects:
+        for obj in render_chart(api, **values):
             space = obj["metadata"].get("namespace", api.namespace)
-            done = api.run(
-                api.env.get("DDTREE_KUBECTL", "kubectl"), "-n", space, "apply", "--dry-run=server", "-f", "-",
-                stdin=json.dumps(obj),
-            )  # fmt: skip
-            assert done.returncode == 0, done.stderr
+            done = Api(api.env, space).kubectl("apply", "--dry-run=server", "-f", "-", stdin=json.dumps(obj))
             assert "PodSecurity" not in done.stderr
     finally:
         api.kubectl("delete", "namespace", builder, "--wait=false")
-
-
-def test_what_the_operator_may_do(api: Api) -> None:
-    settings = f"{VALUES},watchNamespaces={{{api.namespace}}},builder.enabled=false,rbac.secrets={{regcred}}"
-    settings += ",fullnameOverride=op-rights"
-    settings = settings.replace(f",builder.image=r.example/bk@{DIGEST}", "")
-    rendered = api.helm("template", "op", str(CHART), "-n", api.namespace, "--set", settings)
-    assert rendered.returncode == 0, rendered.stderr
-    rights = [d for d in yaml.safe_load_all(rendered.stdout) if d and ("Role" in d["kind"] or "Account" in d["kind"])]
-    api.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(rights))
-    account = f"--as=system:serviceaccount:{api.namespace}:op-rights"
-
-    def may(verb: str, what: str, namespace: str = api.namespace) -> bool:
-        done = api.run(
-            api.env.get("DDTREE_KUBECTL", "kubectl"), "auth", "can-i", verb, *what.split(), account, "-n", namespace
-        )
-        return done.stdout.strip() == "yes"
-
-    try:
-        assert may("patch", "ddtreedeployments")
-        assert may("patch", "ddtreedeployments --subresource=status")
-        assert may("create", "deployments.apps")
-        assert may("create", "jobs.batch")
-        assert may("get", "pods --subresource=log")
-        assert may("list", "nodes")
-        assert may("get", "secrets/regcred")
-        assert not may("get", "secrets/other")
-        assert not may("list", "secrets")
-        assert not may("delete", "ddtreedeployments")
-        assert not may("create", "pods")
-        assert not may("get", "pods --subresource=exec")
-        assert not may("patch", "nodes")
-        assert not may("create", "deployments.apps", "default")
-        assert not may("get", "ddtreedeployments", "default")
-    finally:
-        wide = [d for d in rights if d["kind"].startswith("Cluster")]
-        api.kubectl("delete", "-f", "-", stdin=yaml.safe_dump_all(wide))

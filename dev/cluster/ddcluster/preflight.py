@@ -22,7 +22,7 @@ _PACKAGES = {
     "iptables": "iptables",
     "ip": "iproute2",
     "conntrack": "conntrack",
-    "ebtables": "ebtables",
+    "ebtables": "iptables",
     "ethtool": "ethtool",
     "openssl": "openssl",
     "gcc": "gcc",

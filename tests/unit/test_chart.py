@@ -76,7 +76,7 @@ def test_the_configuration_is_what_the_operator_reads(helm: str) -> None:
         helm,
         "--set",
         "watchNamespaces={a,b},build.insecureRegistries={10.0.0.1:5000},build.device=cpu,builder.clusterIP=10.96.0.9,"
-        "build.wheelhouse=http://w,engineDefaults.args={--x}",
+        "build.wheelhouse=http://w,engineDefaults.args={--x},engineDefaults.env.A=b",
     )
     config = yaml.safe_load(one(objects, "ConfigMap", "ddtree-operator")["data"]["config.yaml"])
     assert config == {
@@ -91,7 +91,7 @@ def test_the_configuration_is_what_the_operator_reads(helm: str) -> None:
         "builderAddress": "tcp://10.96.0.9:1234",
         "builderImage": f"r/bk@{DIGEST}",
         "builderTlsSecret": "",
-        "engineDefaults": {"env": [], "args": ["--x"], "podTemplate": {}},
+        "engineDefaults": {"env": {"A": "b"}, "args": ["--x"], "podTemplate": {}},
     }
 
 

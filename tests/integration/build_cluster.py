@@ -56,10 +56,10 @@ def wheel(name: str, files: Mapping[str, str], tag: str = "py3-none-any") -> tup
 
 
 def plugin_wheels() -> dict[str, bytes]:
-    """Stand-ins for the engine's plugin wheels; the tool that applies patches is the real one."""
-    tool = REPO / "patches/sglang_ddtree/src/sglang_ddtree/patches.py"
-    tree = {"sglang_ddtree/__init__.py": "", "sglang_ddtree/patches.py": tool.read_text()}
-    return dict([wheel("sglang_ddtree", tree), wheel("sglang_cpu", {"sglang_cpu/__init__.py": ""})])
+    """Stand-ins for the engine's plugin wheels (no torch needed); the tool that applies patches is the real one."""
+    source = REPO / "patches/sglang_ddtree/src/sglang_ddtree"
+    tool = {f"sglang_ddtree/{n}": (source / n).read_text() for n in ("__init__.py", "patches.py", "series.py")}
+    return dict([wheel("sglang_ddtree", tool), wheel("sglang_cpu", {"sglang_cpu/__init__.py": ""})])
 
 
 @dataclass(frozen=True)

@@ -168,19 +168,3 @@ def test_a_series_in_a_config_map() -> None:
     assert got == {"series": b"a", "a": b"--- a"}
     with pytest.raises(BuildError, match="not base64"):
         series_from_config_map({"binaryData": {"a": "%%"}})
-
-
-def test_settings_come_from_the_environment() -> None:
-    env = {
-        "DDTREE_BUILD_BASE_IMAGE": BASE,
-        "DDTREE_BUILD_DEVICE": "cpu",
-        "DDTREE_BUILD_INSECURE_REGISTRIES": "10.0.0.1:5000, other:80",
-        "DDTREE_BUILD_WHEELHOUSE": "http://w/",
-    }
-    config = BuildConfig.from_env(env)
-    assert (config.base_image, config.device, config.wheelhouse) == (BASE, "cpu", "http://w")
-    assert config.is_insecure("10.0.0.1:5000")
-    assert not config.is_insecure("10.0.0.1:5001")
-    for name, value in [("DEVICE", "tpu"), ("BASE_IMAGE", "x:latest"), ("TIMEOUT_SECONDS", "1h"), ("PYTHON", "3.11")]:
-        with pytest.raises(BuildError, match=f"DDTREE_BUILD_{name}"):
-            BuildConfig.from_env({f"DDTREE_BUILD_{name}": value})

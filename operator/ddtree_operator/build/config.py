@@ -1,13 +1,10 @@
-"""Settings of the operator that concern builds. Plain data; read from the environment at the edge."""
+"""Settings of the operator that concern builds. Plain data; the operator reads them from its file."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
-
-from .errors import BuildError
 
 Device = Literal["cpu", "cuda"]
 
@@ -57,49 +54,6 @@ class BuildConfig:
     no_cache: bool = False  # for tests of reproducibility
     sglang_wheels: Mapping[str, Mapping[str, tuple[str, str]]] = field(default_factory=lambda: SGLANG_WHEELS)
 
-    @classmethod
-    def from_env(cls, env: Mapping[str, str]) -> BuildConfig:
-        """Read ``DDTREE_BUILD_*`` variables. Raises BuildError naming the variable that is wrong."""
-
-        def text(name: str, default: str) -> str:
-            return env.get(f"DDTREE_BUILD_{name}", "").strip() or default
-
-        device = text("DEVICE", "cuda")
-        if device not in ("cpu", "cuda"):
-            raise BuildError(f"DDTREE_BUILD_DEVICE is {device!r}; use cpu or cuda")
-        python = text("PYTHON", "cp311")
-        if not re.fullmatch(r"cp3\d{1,2}", python):
-            raise BuildError(f"DDTREE_BUILD_PYTHON is {python!r}; use a tag such as cp311")
-        timeout = text("TIMEOUT_SECONDS", "1800")
-        if not timeout.isdigit() or not 60 <= int(timeout) <= 86400:
-            raise BuildError(f"DDTREE_BUILD_TIMEOUT_SECONDS is {timeout!r}; use whole seconds from 60 to 86400")
-        base = text("BASE_IMAGE", "")
-        if base and not re.fullmatch(r"[^@\s]+@sha256:[0-9a-f]{64}", base):
-            raise BuildError(f"DDTREE_BUILD_BASE_IMAGE is {base!r}; use repository@sha256:<64 hex digits>")
-        return cls(
-            base_image=base,
-            push_repository=text("PUSH_REPOSITORY", "").rstrip("/"),
-            push_secret=text("PUSH_SECRET", ""),
-            wheelhouse=text("WHEELHOUSE", "").rstrip("/"),
-            insecure_registries=frozenset(_split(text("INSECURE_REGISTRIES", ""))),
-            builder_address=text("BUILDER_ADDRESS", "tcp://buildkitd.ddtree-build.svc:1234"),
-            builder_namespace=text("BUILDER_NAMESPACE", "ddtree-build"),
-            builder_version=text("BUILDER_VERSION", "0.34.2"),
-            builder_image=text("BUILDER_IMAGE", ""),
-            builder_tls_secret=text("BUILDER_TLS_SECRET", ""),
-            service_account=text("SERVICE_ACCOUNT", ""),
-            image_pull_secrets=tuple(_split(text("IMAGE_PULL_SECRETS", ""))),
-            artefacts=text("ARTEFACTS", "/opt/ddtree").rstrip("/"),
-            device="cpu" if device == "cpu" else "cuda",
-            python=python,
-            platform=text("PLATFORM", "linux/amd64"),
-            timeout=int(timeout),
-        )
-
     def is_insecure(self, registry: str) -> bool:
         """Whether ``registry`` (host[:port]) is spoken to over plain http."""
         return registry in self.insecure_registries
-
-
-def _split(text: str) -> list[str]:
-    return [part for part in re.split(r"[,\s]+", text) if part]

@@ -45,7 +45,7 @@ def plugin_wheels(root: Path, cache: Path) -> list[Path]:
     wheels = []
     for pyproject in sorted(root.glob("patches/*/pyproject.toml")):
         source = pyproject.parent
-        key = content_key(source, root=root)[:16]
+        key = content_key(root / "patches", root=root)[:16]  # a wheel may hold the patch series beside it
         mark = house / f".{source.name}-{key}"  # names the wheel that these sources give
         if not mark.is_file() or not (house / mark.read_text()).is_file():
             with tempfile.TemporaryDirectory(dir=house, prefix=".build-") as scratch:

@@ -65,7 +65,10 @@ def svg(series: Sequence[MetricVerdict], title: str) -> str:
 
 
 def text(series: Sequence[MetricVerdict], width: int = 72, height: int = 14) -> str:
-    """The same in characters: │ interval, ● estimate, ┄ threshold (┼ inside the interval); ``width`` columns besides the axis."""
+    """The same in characters: │ interval, ● estimate, ┄ threshold (┼ inside the interval).
+
+    ``width``: columns besides the axis labels.
+    """
     bottom, top = _range(series)
     last = max(m.pairs for m in series) or 1
     threshold = series[-1].threshold

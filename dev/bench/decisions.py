@@ -1,0 +1,260 @@
+"""How well the decision decides: error budgets and pairs needed, by simulation with fixed seeds.
+
+usage: decisions.py OUT_FOLDER [RECORD...]      writes decisions.json and decisions-*.svg; prints the table
+RECORDs are files of analysis/record.py with pairs of real engines; they are judged again and resampled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddtree_operator.analysis import Pair, Policy, Sample, Tally
+from ddtree_operator.analysis.plot import metric_series, svg
+from ddtree_operator.analysis.policy import RULE
+from ddtree_operator.analysis.power import first_crossing
+from ddtree_operator.analysis.record import load, recompute, timeline
+from ddtree_operator.api.spec import AnalysisSpec
+
+SEED = 20261129
+RUNS, PAIRS, CHUNK = 2000, 2000, 100
+POLICY = Policy.from_spec(AnalysisSpec())
+ACCEPT, THROUGHPUT = POLICY.gates
+Stream = Callable[[np.random.Generator, int], np.ndarray]  # (generator, runs) -> log-ratios [runs, PAIRS]
+
+
+def lognormal(change: float, cv: float, correlation: float) -> Stream:
+    """Both sides log-normal with coefficient of variation ``cv``."""
+    spread = math.sqrt(math.log1p(cv * cv) * 2 * (1 - correlation))
+    return lambda rng, runs: math.log1p(change) + spread * rng.normal(size=(runs, PAIRS))
+
+
+def heavy(change: float) -> Stream:
+    """Student-t with 1.5 degrees of freedom: no variance at all."""
+    return lambda rng, runs: math.log1p(change) + 0.15 * rng.standard_t(1.5, (runs, PAIRS))
+
+
+def phases(change: float) -> Stream:
+    """A neighbour slows the machine for minutes; the sides of a pair are half a pair apart, in random order."""
+
+    def stream(rng: np.random.Generator, runs: int) -> np.ndarray:
+        keep, speed = 0.97, np.zeros(runs)
+        out = np.empty((runs, PAIRS))
+        for i in range(PAIRS):
+            first = speed = keep * speed + math.sqrt(1 - keep**2) * 0.5 * rng.normal(size=runs)
+            speed = keep * speed + math.sqrt(1 - keep**2) * 0.5 * rng.normal(size=runs)
+            order = np.where(rng.random(runs) < 0.5, 1.0, -1.0)
+            out[:, i] = math.log1p(change) + order * (first - speed) + 0.1 * rng.normal(size=runs)
+        return out
+
+    return stream
+
+
+def repeated(change: float) -> Stream:
+    """239 prompts with effects of their own, in a new order every round: requests that are not independent."""
+
+    def stream(rng: np.random.Generator, runs: int) -> np.ndarray:
+        effects = rng.normal(0, 0.3, (runs, 239))
+        effects += math.log1p(change) - effects.mean(axis=1, keepdims=True)
+        rounds = [rng.permuted(effects, axis=1) for _ in range(PAIRS // 239 + 1)]
+        return np.concatenate(rounds, axis=1)[:, :PAIRS]
+
+    return stream
+
+
+def chunks(stream: Stream, name: str) -> Iterator[np.ndarray]:
+    """RUNS runs of the stream, a few at a time; the seed depends on the name only."""
+    rng = np.random.default_rng([SEED, *name.encode()])
+    for _ in range(RUNS // CHUNK):
+        yield stream(rng, CHUNK)
+
+
+def needed(stream: Stream, name: str, threshold: float, alpha: float, sign: int) -> np.ndarray:
+    """Pairs until the test of that direction is won, per run; inf when never."""
+    parts = [
+        first_crossing(np.clip(sign * (logs - threshold) / POLICY.clip, -1, 1), alpha) for logs in chunks(stream, name)
+    ]
+    return np.concatenate(parts)
+
+
+def wrong_promotion(stream: Stream, name: str) -> float:
+    """Share of runs that ever pass the accept-length test, looked at after every pair."""
+    won = np.isfinite(needed(stream, name, ACCEPT.log_threshold, POLICY.false_promote, 1))
+    return float(won.mean())
+
+
+def wrong_rollback(stream: Stream, name: str, other: Stream | None = None) -> float:
+    """Share of runs in which any test ever fails: accept length, throughput (``other``), errors at 1 % a side."""
+    bad = np.isfinite(needed(stream, name, ACCEPT.log_threshold, POLICY.rollback_share, -1))
+    if other is not None:
+        bad |= np.isfinite(needed(other, name + " tps", THROUGHPUT.log_threshold, POLICY.rollback_share, -1))
+    rng = np.random.default_rng([SEED, 1])
+    for i in range(0, RUNS, CHUNK):
+        errors = rng.random((2, CHUNK, PAIRS)) < 0.01
+        one_sided = errors[1].astype(float) - errors[0]
+        bad[i : i + CHUNK] |= np.isfinite(first_crossing(one_sided, POLICY.error_budget))
+    return float(bad.mean())
+
+
+def threshold_counter(logs: np.ndarray) -> np.ndarray:
+    """What generic operators do: the mean of every 20 requests against the margin, the third failure rolls back."""
+    windows = logs[:, : PAIRS - PAIRS % 20].reshape(len(logs), -1, 20).mean(axis=2) < ACCEPT.log_threshold
+    return windows.sum(axis=1) >= 3
+
+
+def peeked_z(logs: np.ndarray) -> np.ndarray:
+    """A z-test at 1 % against "no difference", looked at after every 20 requests."""
+    n = np.arange(1, PAIRS + 1)
+    mean = np.cumsum(logs, axis=1) / n
+    spread = np.sqrt(np.maximum(np.cumsum(logs**2, axis=1) / n - mean**2, 1e-12))
+    z = mean / (spread / np.sqrt(n))
+    return (z[:, 19::20] < -2.326).any(axis=1)
+
+
+def look_cost() -> float:
+    """CPU milliseconds of one look at 10,000 pairs, best of 20."""
+    rng = np.random.default_rng(SEED)
+    tally = Tally(POLICY)
+    for _ in range(10_000):
+        sides = [
+            Sample("p", 64, 30, int(a), 3.0 * s, (1, 2, 3))
+            for a, s in zip(rng.integers(33, 60, 2), rng.lognormal(0, 0.2, 2), strict=True)
+        ]
+        tally.add(Pair(sides[0], sides[1]))
+    cost = []
+    for _ in range(20):
+        start = time.process_time()
+        tally.verdict()
+        cost.append(time.process_time() - start)
+    return min(cost) * 1000
+
+
+def t_test_pairs(spread_per_side: float) -> float:
+    """Pairs that an unpaired two-sample t-test with a fixed horizon needs for a 3 % loss at alpha = beta = 1 %."""
+    return 2 * (2 * 2.3263) ** 2 * (spread_per_side / math.log(1 / 0.97)) ** 2
+
+
+def one_sided_timeouts() -> dict[str, float]:
+    """30 % timeouts on one side of otherwise equal engines: nothing passes; whose fault decides about failing."""
+    rng = np.random.default_rng([SEED, 2])
+    ok, slow = Sample("p", 64, 30, 33, 3.0, (1, 2)), Sample("p", error="no answer within 60 s")
+    out: dict[str, float] = {"passed": 0, "baseline failed": 0, "canary failed": 0}
+    for side in ("baseline", "canary"):
+        for _ in range(100):
+            tally = Tally(POLICY)
+            for lost in rng.random(200) < 0.3:
+                tally.add(Pair(slow, ok) if lost and side == "baseline" else Pair(ok, slow) if lost else Pair(ok, ok))
+                if len(tally._one_sided) % 5 == 0:
+                    outcome = str(tally.verdict().outcome)
+                    if outcome != "notYet":
+                        break
+            outcome = str(tally.verdict().outcome)
+            out["passed"] += outcome == "pass"
+            out[f"{side} failed"] += (outcome == "fail") / 100
+    return out
+
+
+def rows() -> Iterator[tuple[str, float, str, float | None, str]]:
+    """(what, value, unit, goal, "max" or "min")."""
+    base, tps = lognormal(0, 0.3, 0.5), lognormal(0, 0.2, 0)
+    yield "false rollback at no difference (whole gate)", wrong_rollback(base, "null", tps), "share", 0.01, "max"
+    margin = ACCEPT.threshold
+    for name, stream in (
+        ("log-normal", lognormal(margin, 0.3, 0.5)),
+        ("heavy tails (Student-t 1.5)", heavy(margin)),
+        ("slow phases", phases(margin)),
+        ("repeated prompts", repeated(margin)),
+    ):
+        yield f"false promotion at a loss of the margin: {name}", wrong_promotion(stream, name), "share", 0.01, "max"
+    for name, stream in (
+        ("heavy tails (Student-t 1.5)", heavy(0)),
+        ("slow phases", phases(0)),
+        ("repeated prompts", repeated(0)),
+    ):
+        yield f"false rollback at no difference: {name}", wrong_rollback(stream, name), "share", 0.01, "max"
+    timeouts = one_sided_timeouts()
+    yield "30 % timeouts on one side: promotions in 200 canaries", timeouts["passed"], "canaries", 0, "max"
+    yield "30 % timeouts of the baseline: rollbacks", timeouts["baseline failed"], "share", 0.01, "max"
+    yield "30 % timeouts of the canary: rollbacks within 200 pairs", timeouts["canary failed"], "share", 0.9, "min"
+    for label, rule in (("threshold counter", threshold_counter), ("z-test looked at every 20", peeked_z)):
+        share = float(np.mean([rule(logs).mean() for logs in chunks(base, "null")]))
+        yield f"same null streams, {label}: false rollback", share, "share", None, "max"
+    passed = needed(base, "null power", ACCEPT.log_threshold, 0.01, 1)
+    fixed = t_test_pairs(math.sqrt(math.log1p(0.09)))
+    yield "unpaired t-test, fixed horizon: pairs to tell 0 from -3 %", fixed, "pairs", None, "max"
+    mean = float(np.minimum(passed, PAIRS * 2).mean())
+    yield "this test: pairs to tell 0 from -3 %, mean", mean, "pairs", None, "max"
+    yield "mean pairs against the t-test's", mean / fixed, "ratio", 0.5, "max"
+    most = float(np.quantile(passed, 0.9))
+    yield "this test: pairs to tell 0 from -3 %, 9 of 10", most if math.isfinite(most) else -1, "pairs", None, "max"
+    for change, goal in ((0.2, 30), (0.25, 25), (0.5, 15)):
+        n = needed(lognormal(change, 0.3, 0.5), f"gain {change}", ACCEPT.log_threshold, 0.01, 1)
+        yield f"accept length {change:+.0%}: pairs to pass, median", float(np.median(n)), "pairs", goal, "max"
+    n = needed(lognormal(1 / 2.1 - 1, 0.3, 0.5), "misfit", ACCEPT.log_threshold, POLICY.rollback_share, -1)
+    yield "drafter that does not fit (1.0 for 2.1): pairs to fail, median", float(np.median(n)), "pairs", 10, "max"
+    yield "one look at 10,000 pairs, CPU", look_cost(), "ms", 5, "max"
+
+
+def real(paths: list[Path], out: Path) -> Iterator[tuple[str, float, str, float | None, str]]:
+    """Records of real engines: judged again, drawn, and resampled with the canary's gain taken away."""
+    for path in paths:
+        record = load(path.read_bytes())
+        name = path.stem.removesuffix(".jsonl")
+        yield f"{name}: verdict from the record equal", float(recompute(record) == record.verdict), "", 1, "min"
+        steps = timeline(record)
+        for metric in ("acceptLength", "throughput"):
+            series = metric_series(steps, metric)
+            (out / f"decisions-{name}-{metric}.svg").write_text(svg(series, f"{name}: {metric}"), encoding="utf-8")
+            decided = next((m.pairs for m in series if str(m.outcome) != "notYet"), -1)
+            yield f"{name}: {metric}, pairs until decided", decided, "pairs", None, "max"
+        logs = np.array([math.log(p.canary.accept_length / p.baseline.accept_length) for p in record.pairs])
+        yield f"{name}: spread of the accept length's log-ratio", float(logs.std()), "", None, "max"
+        tps = np.array([math.log(p.canary.tokens_per_second / p.baseline.tokens_per_second) for p in record.pairs])
+        yield f"{name}: spread of the throughput's log-ratio", float(tps.std()), "", None, "max"
+        centred = logs - logs.mean()
+
+        def resampled(rng: np.random.Generator, runs: int, values: np.ndarray = centred) -> np.ndarray:
+            return ACCEPT.log_threshold + rng.choice(values, (runs, PAIRS))
+
+        yield (
+            f"{name}: false promotion, resampled at a loss of the margin",
+            wrong_promotion(resampled, name),
+            "share",
+            0.01,
+            "max",
+        )
+
+
+def main() -> None:
+    """Run everything."""
+    out = Path(sys.argv[1])
+    out.mkdir(parents=True, exist_ok=True)
+    table: list[dict[str, Any]] = []
+    for what, value, unit, goal, kind in [*rows(), *real([Path(a) for a in sys.argv[2:]], out)]:
+        ok = None if goal is None else value <= goal if kind == "max" else value >= goal
+        table.append({"what": what, "value": round(value, 4), "unit": unit, "goal": goal, "ok": ok})
+        mark = {True: "ok", False: "MISSED", None: ""}[ok]
+        print(f"{what:<68} {value:>10.4g} {unit:<8} {'' if goal is None else goal!s:>6} {mark}", flush=True)
+    report = {
+        "machine": {"cpus": os.cpu_count(), "arch": platform.machine()},
+        "versions": {"rule": RULE, "python": platform.python_version(), "numpy": np.__version__},
+        "seed": SEED,
+        "command": "make bench-decisions",
+        "rows": table,
+        "raw": {"runs": RUNS, "pairs": PAIRS, "clip": POLICY.clip},
+    }
+    (out / "decisions.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    sys.exit(any(row["ok"] is False for row in table))
+
+
+if __name__ == "__main__":
+    main()

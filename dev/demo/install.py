@@ -52,6 +52,9 @@ def prompt_text(model: str) -> str:
 
 def install(cluster: Cluster, images: dict[str, str], folder: str, model: str) -> None:
     """Namespaces, models, prompts, patch series, the chart."""
+    leaving = cluster.get("namespace", NAMESPACE)
+    if leaving and leaving["metadata"].get("deletionTimestamp"):
+        cluster.run("wait", f"namespace/{NAMESPACE}", "--for=delete", "--timeout=180s", timeout=200)
     cluster.apply(*resources.namespaces())
     if not cluster.ours:
         raise DemoError(
@@ -63,8 +66,8 @@ def install(cluster: Cluster, images: dict[str, str], folder: str, model: str) -
         forget(cluster)
     cluster.apply(*resources.models(folder))
     cluster.apply(resources.prompts(prompt_text(model)))
-    for fault in ("wrong-mask", "wrong-move"):
-        cluster.apply(resources.series(f"series-{fault}", ROOT / "dev" / "demo" / f"series-{fault}"))
+    for fault in sorted((ROOT / "dev" / "demo").glob("series-*")):
+        cluster.apply(resources.series(fault.name, fault))
     values = ROOT / "build" / "demo-values.json"
     values.parent.mkdir(exist_ok=True)
     values.write_text(json.dumps(chart_values(cluster, images, model), indent=1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import sys
 
 
@@ -35,7 +36,9 @@ def main(argv: list[str] | None = None) -> None:
     logging.basicConfig(level=options.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("kopf").setLevel(logging.WARNING)
     registry = build(settings, namespaces, options.host, options.port)
-    asyncio.run(kopf.operator(registry=registry, standalone=True, namespaces=namespaces))
+    # kopf would ask the user database who it is, and a container's user is not in it.
+    identity = kopf.Identity(os.environ.get("HOSTNAME", "ddtree-operator"))
+    asyncio.run(kopf.operator(registry=registry, standalone=True, namespaces=namespaces, identity=identity))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
 
     import kopf
+    from kopf._core.engines import peering
 
     from ddtree_operator.handlers.main import build
     from ddtree_operator.handlers.settings import SettingsError, load
@@ -37,7 +38,7 @@ def main(argv: list[str] | None = None) -> None:
     logging.getLogger("kopf").setLevel(logging.WARNING)
     registry = build(settings, namespaces, options.host, options.port)
     # kopf would ask the user database who it is, and a container's user is not in it.
-    identity = kopf.Identity(os.environ.get("HOSTNAME", "ddtree-operator"))
+    identity = peering.Identity(os.environ.get("HOSTNAME", "ddtree-operator"))
     asyncio.run(kopf.operator(registry=registry, standalone=True, namespaces=namespaces, identity=identity))
 
 

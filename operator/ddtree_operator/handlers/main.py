@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -24,6 +26,21 @@ log = logging.getLogger("ddtree.operator")
 
 # Children whose changes make their resource worth a look.
 CHILDREN = (("apps", "v1", "deployments"), ("", "v1", "pods"), ("batch", "v1", "jobs"))
+
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+def service_account(folder: Path = SERVICE_ACCOUNT) -> kopf.ConnectionInfo | None:
+    """Credentials of the pod. By address, as the kubelet gives it: kopf's own way needs DNS."""
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    token = folder / "token"
+    if not host or not token.is_file():
+        return None
+    address = f"[{host}]" if ":" in host else host
+    return kopf.ConnectionInfo(
+        server=f"https://{address}:{port}", ca_path=str(folder / "ca.crt"), token=token.read_text().strip()
+    )
 
 
 class Operator:
@@ -93,7 +110,7 @@ def build(settings: Settings, namespaces: list[str], host: str = "0.0.0.0", port
 
     @kopf.on.login(registry=registry)
     async def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+        return service_account() or kopf.login_with_kubeconfig(**kwargs)
 
     @kopf.on.startup(registry=registry)
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:

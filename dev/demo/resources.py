@@ -60,7 +60,7 @@ def models(folder: str) -> list[Object]:
 def engine_defaults(max_total_tokens: int) -> Object:
     """What every engine of this installation gets: the models' volume, and sizes that fit two cores."""
     return {
-        "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+        "env": {"OMP_NUM_THREADS": "1"},
         "args": ["--max-total-tokens", str(max_total_tokens), "--max-running-requests", "4"],
         "podTemplate": {
             "spec": {

@@ -154,6 +154,14 @@ def test_a_soft_taint_keeps_nobody_away_and_kubernetes_own_taints_are_not_said_t
     assert one(node(taints=[own], unschedulable=True), placement()).reasons == ("cordoned",)
 
 
+def test_the_taint_of_gpu_nodes_keeps_only_other_pods_away() -> None:
+    tainted = node(taints=[{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}])
+    assert one(tainted, placement()).fits
+    assert one(tainted, placement({"perReplica": 0})).reasons == (
+        "taint nvidia.com/gpu=present:NoSchedule is not tolerated",
+    )
+
+
 def test_node_selectors_count_labels() -> None:
     p = placement(nodeSelector={"zone": "1", "rack": "7"})
     assert one(node(labels={"zone": "2"}), p).reasons == ("label zone is '2', not '1'", "no label rack=7")

@@ -118,7 +118,11 @@ def _class_reasons(node: NodeFacts, placement: PlacementSpec) -> list[str]:
         reasons.append("cordoned")
     # What the node controller adds itself says the same as "not Ready" and "cordoned".
     taints = [t for t in node.taints if not t.key.startswith("node.kubernetes.io/")]
-    reasons += [f"taint {taint} is not tolerated" for taint in taints if not tolerated(taint, placement.tolerations)]
+    tolerations = list(placement.tolerations)
+    if placement.gpu.per_replica:
+        # Engine pods that take GPUs carry this one: the taint only keeps other pods away from GPU nodes.
+        tolerations.append({"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"})
+    reasons += [f"taint {taint} is not tolerated" for taint in taints if not tolerated(taint, tolerations)]
     return reasons + _gpu_reasons(node, placement)
 
 

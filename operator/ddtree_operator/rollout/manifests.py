@@ -147,8 +147,11 @@ def _pod(
     }
     if spec.placement.node_selector:
         pod["nodeSelector"] = spec.placement.node_selector
-    if spec.placement.tolerations:
-        pod["tolerations"] = spec.placement.tolerations
+    tolerations = [*spec.placement.tolerations]
+    if spec.placement.gpu.per_replica:  # the taint that keeps everything else off GPU nodes (placement counts on it)
+        tolerations.append({"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"})
+    if tolerations:
+        pod["tolerations"] = tolerations
     if affinity:
         pod["affinity"] = affinity
     return {"metadata": {"labels": dict(own)}, "spec": pod}

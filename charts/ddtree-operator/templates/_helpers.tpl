@@ -5,6 +5,7 @@
 {{- define "ddtree.fullname" -}}
 {{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
 {{- else if contains (include "ddtree.name" .) .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- else if hasPrefix .Release.Name (include "ddtree.name" .) }}{{ include "ddtree.name" . }}
 {{- else }}{{ printf "%s-%s" .Release.Name (include "ddtree.name" .) | trunc 50 | trimSuffix "-" }}
 {{- end }}
 {{- end }}

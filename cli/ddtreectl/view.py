@@ -119,7 +119,11 @@ def rollout(obj: Object, color: bool, now: datetime | None = None) -> str:
         old = "; what follows is from before" if status else ""
         row("", f"the operator has not looked at this spec yet{old}")
     step = status.get("step") or ""
-    row("step", step, f"weight {status.get('weight') or 0}%" if step else "", _since(canary.get("startedAt"), now))
+    since = age(canary.get("startedAt"), now)
+    if step:
+        row("step", step, f"weight {status.get('weight') or 0}%", f"started {since} ago" if since else "")
+    elif since:
+        row("started", f"{since} ago")
     row("stable", *_set(status.get("stable")))
     row("canary", *_set(canary))
     baseline = status.get("baseline") or {}
@@ -136,10 +140,6 @@ def rollout(obj: Object, color: bool, now: datetime | None = None) -> str:
     if verdict:
         lines += ["", verdict]
     return "\n".join(lines)
-
-
-def _since(stamp: str | None, now: datetime | None) -> str:
-    return f"started {age(stamp, now)} ago" if stamp else ""
 
 
 def _set(state: Object | None) -> list[str]:

@@ -128,9 +128,14 @@ def _follow_live(cluster: kube.Cluster, name: str, timeout: float | None) -> kub
     from rich.text import Text
 
     obj: Any = None
-    with Live(console=Console(), auto_refresh=False, vertical_overflow="visible") as live:
-        for obj in follow(cluster, name, timeout):
-            live.update(Text.from_ansi(view.rollout(obj, True)), refresh=True)
+
+    def now() -> Text:  # drawn every second, so that ages move
+        return Text.from_ansi(view.rollout(obj, True)) if obj is not None else Text("")
+
+    with Live(get_renderable=now, console=Console(), refresh_per_second=1, vertical_overflow="visible") as live:
+        for changed in follow(cluster, name, timeout):
+            obj = changed
+            live.refresh()
     return _last(cluster, name, obj)
 
 

@@ -97,6 +97,8 @@ def test_affinity_pins_by_label_or_by_name() -> None:
         {"key": "nvidia.com/gpu.memory", "operator": "In", "values": ["143771"]},
         {"key": "nvidia.com/cuda.driver-version.full", "operator": "In", "values": ["570.1"]},
     ]
+    (bare,) = terms(placement(), Pins(Kind("NVIDIA-H200", None, ""), ("h1",)))
+    assert [e["operator"] for e in bare["matchExpressions"]] == ["In", "DoesNotExist", "DoesNotExist"]
     named = terms(placement(pin="nodes"), pins)
     assert [t["matchFields"][0]["values"] for t in named] == [["h1"], ["h2"]]
     (loose,) = terms(placement({"product": ["A", "B"]}), None)

@@ -146,14 +146,12 @@ def _gpu_reasons(node: NodeFacts, placement: PlacementSpec) -> list[str]:
     if gpu.product and not _product_fits(node, gpu.product):
         wanted = " or ".join(gpu.product[:3])
         reasons.append(f"product {node.product}, not {wanted}" if node.product else f"no label {GPU_PRODUCT_LABEL}")
-    memory_problem = [p for p in node.problems if GPU_MEMORY_LABEL in p]
     if gpu.min_memory_gi_b is not None:
-        if node.memory is None:
-            reasons += memory_problem or [f"no label {GPU_MEMORY_LABEL}"]
-        elif node.memory < gpu.min_memory_gi_b * 1024:
+        if node.memory is None and GPU_MEMORY_LABEL not in node.labels:
+            reasons.append(f"no label {GPU_MEMORY_LABEL}")
+        elif node.memory is not None and node.memory < gpu.min_memory_gi_b * 1024:
             reasons.append(f"{node.memory / 1024:.1f} GiB of GPU memory, {gpu.min_memory_gi_b} needed")
-    reasons += [p for p in node.problems if p not in memory_problem]
-    return reasons
+    return [*reasons, *node.problems]
 
 
 def _product_fits(node: NodeFacts, wanted: Sequence[str]) -> bool:

@@ -182,11 +182,16 @@ def _checked(pins: Pins, members: Sequence[NodeFit], needed: int, what: str) -> 
 
 
 def _kind_terms(kind: Kind) -> list[dict[str, Any]]:
-    labels = [(GPU_PRODUCT_LABEL, kind.product), (DRIVER_LABEL, kind.driver)]
-    if kind.memory is not None:
-        labels.insert(1, (GPU_MEMORY_LABEL, str(kind.memory)))
-    expressions = [{"key": k, "operator": "In", "values": [v]} for k, v in labels if v]
-    return [{"matchExpressions": expressions}] if kind.product else []
+    if not kind.product:
+        return []
+    memory = "" if kind.memory is None else str(kind.memory)
+    labels = ((GPU_PRODUCT_LABEL, kind.product), (GPU_MEMORY_LABEL, memory), (DRIVER_LABEL, kind.driver))
+    # A node without a label is not alike one that has it.
+    expressions: list[dict[str, Any]] = [
+        {"key": key, "operator": "In", "values": [value]} if value else {"key": key, "operator": "DoesNotExist"}
+        for key, value in labels
+    ]
+    return [{"matchExpressions": expressions}]
 
 
 def _product_terms(placement: PlacementSpec) -> list[dict[str, Any]]:

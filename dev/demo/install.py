@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 from demo import resources
@@ -79,6 +80,31 @@ def install(cluster: Cluster, images: dict[str, str], folder: str, model: str) -
     cluster.run("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "charts" / "ddtree-operator" / "crds"))
 
 
+def provide_models(cluster: Cluster, folder: str, image: str) -> None:
+    """A claim named models with the pair in it: the node's own folder on the dev cluster, a copy elsewhere."""
+    claim = cluster.get("pvc", "models", "-n", NAMESPACE)
+    key = Path(folder).name
+    if claim and claim["metadata"].get("annotations", {}).get(resources.ANNOTATION_PAIR) != key:
+        say("another model pair was used before: its volume and resource are replaced")
+        forget(cluster)
+        claim = None
+    if claim:
+        return
+    if cluster.ours:
+        cluster.apply(*resources.models_on_node(folder, key))
+        return
+    cluster.apply(*resources.models_by_copy(image, key))
+    cluster.run("wait", "pod/models", "-n", NAMESPACE, "--for=condition=Ready", "--timeout=180s", timeout=200)
+    say("copying the models into the cluster")
+    tar = subprocess.Popen(["tar", "-chf", "-", "-C", folder, "."], stdout=subprocess.PIPE)
+    command = [cluster.kubectl, "exec", "-i", "-n", NAMESPACE, "models", "--", "tar", "-xf", "-", "-C", "/models"]
+    copied = subprocess.run(command, env=cluster.env, stdin=tar.stdout, capture_output=True, text=True, check=False)
+    if tar.wait() != 0 or copied.returncode != 0:
+        cluster.run("delete", "pvc", "models", "-n", NAMESPACE, "--wait=false")
+        raise DemoError(f"the models could not be copied: {copied.stderr.strip().splitlines()[-1:]}")
+    cluster.run("delete", "pod", "models", "-n", NAMESPACE, "--wait=true", timeout=120)
+
+
 def chart_values(cluster: Cluster, images: dict[str, str], model: str) -> dict[str, Any]:
     """Values for the chart."""
     return {
@@ -100,7 +126,8 @@ def chart_values(cluster: Cluster, images: dict[str, str], model: str) -> dict[s
 def forget(cluster: Cluster) -> None:
     """Remove what an earlier demo left in the namespace."""
     cluster.run("delete", "ddt", "--all", "-n", NAMESPACE, "--ignore-not-found", "--wait=true", timeout=120)
-    cluster.run("delete", "pod", "client", "-n", NAMESPACE, "--ignore-not-found", "--wait=true", timeout=120)
+    pods = ("pod", "client", "models")
+    cluster.run("delete", *pods, "-n", NAMESPACE, "--ignore-not-found", "--wait=true", timeout=120)
     cluster.run("delete", "pvc", "models", "-n", NAMESPACE, "--ignore-not-found", "--wait=true", timeout=180)
     cluster.run("delete", "pv", "demo-models", "--ignore-not-found", "--wait=true", timeout=120)
 

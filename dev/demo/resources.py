@@ -14,6 +14,16 @@ NAME = "demo"
 
 Object = dict[str, Any]
 
+ANNOTATION_PAIR = "ddtree.dev/demo-pair"  # content key of the models in the claim
+SIZE = {"storage": "5Gi"}
+POD_SECURITY = {
+    "runAsNonRoot": True,
+    "runAsUser": 65532,
+    "fsGroup": 65532,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
 
 def namespaces() -> list[Object]:
     """The demo's namespace, in which every pod must be restricted."""
@@ -26,35 +36,54 @@ def namespaces() -> list[Object]:
     ]
 
 
-def models(folder: str) -> list[Object]:
-    """The models' folder on the node as a volume that pods of the namespace may claim."""
-    size = {"storage": "10Gi"}
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": "demo-models", "labels": {"ddtree.dev/demo": "models"}},
-            "spec": {
-                "capacity": size,
-                "accessModes": ["ReadOnlyMany"],
-                "persistentVolumeReclaimPolicy": "Retain",
-                "storageClassName": "",
-                "hostPath": {"path": folder, "type": "Directory"},
-                "claimRef": {"namespace": NAMESPACE, "name": "models"},
-            },
+def models_on_node(folder: str, key: str) -> list[Object]:
+    """The models' folder on the dev cluster's node, as a volume for one claim."""
+    volume = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": "demo-models", "labels": {"ddtree.dev/demo": "models"}},
+        "spec": {
+            "capacity": SIZE,
+            "accessModes": ["ReadOnlyMany"],
+            "persistentVolumeReclaimPolicy": "Retain",
+            "storageClassName": "",
+            "hostPath": {"path": folder, "type": "Directory"},
+            "claimRef": {"namespace": NAMESPACE, "name": "models"},
         },
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": "models", "namespace": NAMESPACE},
-            "spec": {
-                "accessModes": ["ReadOnlyMany"],
-                "storageClassName": "",
-                "volumeName": "demo-models",
-                "resources": {"requests": size},
-            },
+    }
+    claim = _claim(key, "ReadOnlyMany")
+    claim["spec"] |= {"storageClassName": "", "volumeName": "demo-models"}
+    return [volume, claim]
+
+
+def models_by_copy(image: str, key: str) -> list[Object]:
+    """A claim on the cluster's default storage, and a pod that the models are copied through."""
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "models", "namespace": NAMESPACE},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "securityContext": POD_SECURITY,
+            "containers": [
+                {
+                    "name": "models",
+                    "image": image,
+                    "command": ["sleep", "3600"],
+                    "securityContext": CONTAINER_SECURITY,
+                    "volumeMounts": [{"name": "models", "mountPath": "/models"}],
+                }
+            ],
+            "volumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}],
         },
-    ]
+    }
+    return [_claim(key, "ReadWriteOnce"), pod]
+
+
+def _claim(key: str, mode: str) -> Object:
+    meta = {"name": "models", "namespace": NAMESPACE, "annotations": {ANNOTATION_PAIR: key}}
+    spec: Object = {"accessModes": [mode], "resources": {"requests": SIZE}}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}
 
 
 def engine_defaults(max_total_tokens: int) -> Object:
@@ -111,18 +140,14 @@ def client(image: str, prompt_texts: list[str], target: str) -> list[Object]:
                 "restartPolicy": "Never",
                 "automountServiceAccountToken": False,
                 "enableServiceLinks": False,
-                "securityContext": {
-                    "runAsNonRoot": True,
-                    "runAsUser": 65532,
-                    "seccompProfile": {"type": "RuntimeDefault"},
-                },
+                "securityContext": POD_SECURITY,
                 "containers": [
                     {
                         "name": "client",
                         "image": image,
                         "command": ["python3", "-u", "/client/client.py"],
                         "env": [{"name": k, "value": v} for k, v in env.items()],
-                        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                        "securityContext": CONTAINER_SECURITY,
                         "volumeMounts": [{"name": "client", "mountPath": "/client"}],
                     }
                 ],

@@ -116,6 +116,7 @@ def test_a_failed_build_is_rolled_back_with_its_sentence() -> None:
     world.build_error = "patch 0002-mask.patch does not apply: hunk 3 of sglang/x.py"
     world.retuned(15).until("RolledBack")
     assert "hunk 3" in world.status["message"]
+    assert world.status["build"]["log"][0] == "#9 ERROR"
     assert len(world.sets) == 1
 
 

@@ -103,7 +103,7 @@ class World:
                 if not done:
                     build = BuildFact("running", message="step 3/6")
                 elif self.build_error:
-                    build = BuildFact("failed", message=self.build_error)
+                    build = BuildFact("failed", message=self.build_error, log="#9 ERROR\n" + self.build_error)
                 else:
                     self.images.add(newest.hash)
                     build = BuildFact("done", image=f"r/e@sha256:{newest.hash:0<64}")

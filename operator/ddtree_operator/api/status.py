@@ -151,6 +151,12 @@ class LastAction(StatusModel):
     result: str | None = Field(default=None, description="What came of it, in one sentence.")
 
 
+class BuildState(StatusModel):
+    """A build that failed."""
+
+    log: list[str] | None = Field(default=None, description="Last lines of the builder's log.")
+
+
 class DDTreeStatus(StatusModel):
     """Observed state, written by the operator."""
 
@@ -166,6 +172,7 @@ class DDTreeStatus(StatusModel):
     canary: CanaryState | None = Field(default=None, description="Absent when there is none.")
     baseline: BaselineState | None = Field(default=None, description="What the candidate is held against.")
     step: str | None = Field(default=None, description='Position in canary.steps, such as "3/5 analysis".')
+    build: BuildState | None = Field(default=None, description="Present when the image of the wanted spec failed.")
     weight: int | None = Field(default=None, description="Share of traffic the canary has, in percent.")
     analysis: AnalysisState | None = Field(default=None, description="The verdict so far.")
     accept_length: str | None = Field(default=None, description='Newest measured accept length, such as "2.65".')

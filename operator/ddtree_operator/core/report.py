@@ -141,6 +141,8 @@ def status(
     analysis = _analysis(r, wanted)
     if analysis:
         out["analysis"] = analysis
+    if wanted.summary.get("buildLog"):
+        out["build"] = {"log": str(wanted.summary["buildLog"]).splitlines()}
     blocked = [
         {"revision": x.hash, "number": x.number, "result": x.result, "reason": clip(x.reason, 300), "at": iso(x.at)}
         for x in sorted(r.revisions.values(), key=lambda x: x.number)[-HISTORY:]

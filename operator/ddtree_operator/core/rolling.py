@@ -92,6 +92,7 @@ def _image(r: Round, revision: Revision) -> bool:
         return True
     if build is not None and build.state == "failed":
         r.report.built = ("False", "BuildFailed", clip(build.message))
+        revision = r.save(revision, summary={"buildLog": build.log[-1500:]} if build.log else {})
         roll_back(r, revision, f"build failed: {build.message}")
         return False
     r.report.phase = "Building"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ddtree_operator.api.names import LABEL_DEPLOYMENT, LABEL_REVISION
 from ddtree_operator.api.spec import BuildSpec, DDTreeSpec, SeriesRef
@@ -21,6 +21,7 @@ from ddtree_operator.handlers.kube import CONFIG_MAP, JOB, POD, SECRET, Kube, Ob
 from ddtree_operator.rollout.manifests import owner_reference
 
 ANNOTATION_ATTEMPT = "ddtree.dev/attempt"
+LOG_LINES = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Builds:
                 return BuildFact("running", message=result.sentence or "the builder is at work")
             if result.state == "failed":
                 if _attempt(job) == _mark(revision):
-                    return BuildFact("failed", message=result.sentence)
+                    return BuildFact("failed", message=result.sentence, log=await self._log(pods))
                 return BuildFact("none")  # of an earlier attempt: start anew
             digest = result.digest
         if digest is None:
@@ -108,12 +109,19 @@ class Builds:
         self._found[order.tag] = f"{order.repository}@{digest}"
         return BuildFact("done", image=self._found[order.tag])
 
+    async def _log(self, pods: list[Object]) -> str:
+        """Last lines of the newest builder pod."""
+        if not pods:
+            return ""
+        newest = max(pods, key=lambda p: str(p["metadata"].get("creationTimestamp", "")))["metadata"]
+        return await self._kube.log(newest["namespace"], newest["name"], tail=LOG_LINES)
+
     async def _resolve(self, order: Order, namespace: str) -> str | None:
         credentials = None
         if order.secret:
             secret = await self._kube.get(SECRET, namespace, order.secret)
             content = ((secret or {}).get("data") or {}).get(".dockerconfigjson", "")
-            credentials = credentials_from_docker_config(_unbase64(content)) if content else None
+            credentials = credentials_from_docker_config(base64.b64decode(content)) if content else None
         async with RegistryClient(insecure=self._config.insecure_registries, credentials=credentials) as registry:
             return await registry.resolve(order.tag)
 
@@ -146,9 +154,3 @@ def _mark(revision: Revision) -> str:
 
 def _attempt(job: Object) -> str:
     return str(job["metadata"].get("annotations", {}).get(ANNOTATION_ATTEMPT, ""))
-
-
-def _unbase64(text: Any) -> bytes:
-    import base64
-
-    return base64.b64decode(text)

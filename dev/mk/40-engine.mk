@@ -5,7 +5,7 @@ models: ## make the tiny and the SmolLM2 model pair (once) and print their folde
 	@models/prepare smollm2
 
 test-engine: ## real SGLang on a CPU: plain, NGRAM, DFLASH, DDTree against Transformers, mutations, server
-	$(ENGINE)/bin/python -m pytest tests/engine -q
+	py=$(OPS); $$py/bin/pytest tests/engine -q
 
 lint: typecheck-engine
 typecheck-engine: ## mypy --strict on the engine wheels (SGLang and torch stay untyped)

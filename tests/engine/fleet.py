@@ -16,9 +16,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-TIMEOUT = 420  # seconds an engine run may take, on a busy machine
+TIMEOUT = 900  # seconds an engine run may take, on a busy machine
 TOKENS = 48  # most tokens a request of the matrix asks for
 EOS = 2
+PREFIX = os.environ.get("ENGINE_RUN", "").split()  # a command to run engines under, such as one that waits for a free core
 
 
 @cache
@@ -90,7 +91,7 @@ def play(scenario: Scenario) -> Outcome:
             json.dumps({"engine": dict(scenario.kwargs), "rounds": [json.loads(r) for r in scenario.rounds]})
         )
         process = subprocess.Popen(
-            [python(), HERE / "driver.py", spec, out],
+            [*PREFIX, python(), HERE / "driver.py", spec, out],
             env=environment(dict(scenario.env)),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -146,7 +147,7 @@ def greedy(pair: str, asked: list[list[int]], tokens: int) -> list[list[int]]:
         with tempfile.TemporaryDirectory(dir=cached.parent) as folder:
             Path(folder, "spec.json").write_text(spec)
             subprocess.run(
-                [python(), HERE / "greedy.py", model, Path(folder, "spec.json"), Path(folder, "out.json")],
+                [*PREFIX, python(), HERE / "greedy.py", model, Path(folder, "spec.json"), Path(folder, "out.json")],
                 check=True,
                 env=environment(),
                 capture_output=True,

@@ -6,7 +6,9 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import subprocess
+import sys
 import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,10 +18,15 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "patches/sglang_ddtree/src"))
+from sglang_ddtree import series  # noqa: E402
+
 TIMEOUT = 900  # seconds an engine run may take, on a busy machine
 TOKENS = 48  # most tokens a request of the matrix asks for
 EOS = 2
-PREFIX = os.environ.get("ENGINE_RUN", "").split()  # a command to run engines under, such as one that waits for a free core
+PREFIX = os.environ.get(
+    "ENGINE_RUN", ""
+).split()  # a command to run engines under, such as one that waits for a free core
 
 
 @cache
@@ -61,12 +68,27 @@ class Scenario:
     kwargs: tuple[tuple[str, Any], ...]
     rounds: tuple[str, ...]  # JSON of each round, so that the scenario can be hashed
     env: tuple[tuple[str, str], ...] = ()
+    fault: str = ""  # a name of ``mutations/``, or a series folder relative to the repository
 
     @staticmethod
     def make(
-        name: str, kwargs: dict[str, Any], rounds: list[dict[str, Any]], env: dict[str, str] | None = None
+        name: str,
+        kwargs: dict[str, Any],
+        rounds: list[dict[str, Any]],
+        env: dict[str, str] | None = None,
+        fault: str = "",
     ) -> Scenario:
-        return Scenario(name, tuple(kwargs.items()), tuple(json.dumps(r) for r in rounds), tuple((env or {}).items()))
+        packed = tuple(json.dumps(r) for r in rounds)
+        return Scenario(name, tuple(kwargs.items()), packed, tuple((env or {}).items()), fault)
+
+    def keywords(self) -> dict[str, Any]:
+        """Of sglang.Engine; ``@pair/`` at the start of a value becomes the pair's folder, which is made only now."""
+        out = dict(self.kwargs)
+        for key, value in out.items():
+            if isinstance(value, str) and value.startswith("@"):
+                pair, _, rest = value[1:].partition("/")
+                out[key] = str(models(pair) / rest)
+        return out
 
 
 @dataclass
@@ -87,12 +109,10 @@ def play(scenario: Scenario) -> Outcome:
     """Start the engine, play the rounds, end it."""
     with tempfile.TemporaryDirectory(prefix="ddtree-engine-") as folder:
         spec, out = Path(folder, "spec.json"), Path(folder, "out.json")
-        spec.write_text(
-            json.dumps({"engine": dict(scenario.kwargs), "rounds": [json.loads(r) for r in scenario.rounds]})
-        )
+        spec.write_text(json.dumps({"engine": scenario.keywords(), "rounds": [json.loads(r) for r in scenario.rounds]}))
         process = subprocess.Popen(
             [*PREFIX, python(), HERE / "driver.py", spec, out],
-            env=environment(dict(scenario.env)),
+            env=environment(dict(scenario.env) | ({"PYTHONPATH": shadow(scenario.fault)} if scenario.fault else {})),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -163,3 +183,58 @@ def until_eos(ids: list[int], limit: int, ignore_eos: bool) -> list[int]:
     if not ignore_eos and EOS in ids:
         ids = ids[: ids.index(EOS) + 1]
     return ids
+
+
+@cache
+def site() -> Path:
+    """site-packages that hold SGLang in the engine environment."""
+    code = "import importlib.util as u, pathlib; print(pathlib.Path(u.find_spec('sglang').origin).parents[1])"
+    return Path(subprocess.run([python(), "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
+
+
+def shadow(fault: str) -> str:
+    """A folder for PYTHONPATH with the packages a fault or series touches: links to the originals, the patched files in
+    place. ``fault``: see ``Scenario``."""
+    if (ROOT / fault / "series").exists():
+        patches = series.load(ROOT / fault)
+    else:
+        path = HERE / "mutations" / f"{fault}.patch"
+        patches = [series.parse(path.read_text(), path.name)]
+    folder = ROOT / "build" / "shadow" / fault.replace("/", "-")
+    shutil.rmtree(folder, ignore_errors=True)
+    roots = {"sglang": site(), "sglang_ddtree": ROOT / "patches/sglang_ddtree/src"}
+
+    def read(path: str) -> str | None:
+        source = roots[path.split("/")[0]] / path
+        return source.read_text() if source.exists() else None
+
+    files = series.run(patches, read)
+    for package in sorted({path.split("/")[0] for path in files}):
+        changed = {Path(path).stem for path in files if path.startswith(package + "/")}
+        for parent, _, names in os.walk(roots[package] / package):
+            target = folder / Path(parent).relative_to(roots[package])
+            target.mkdir(parents=True)
+            for entry in names:
+                if not (target.name == "__pycache__" and entry.split(".")[0] in changed):
+                    (target / entry).symlink_to(Path(parent, entry))
+    for path, text in files.items():
+        target = folder / path
+        target.unlink(missing_ok=True)
+        if text is not None:
+            target.write_text(text)
+    return str(folder)
+
+
+def engine(algorithm: str | None, pair: str = "tiny", **extra: Any) -> dict[str, Any]:
+    """Keywords of sglang.Engine for a pair."""
+    out: dict[str, Any] = {"model_path": f"@{pair}/target", "log_level": "warning", "max_running_requests": 6}
+    if algorithm:
+        out["speculative_algorithm"] = algorithm
+    if algorithm in ("DFLASH", "DDTREE"):
+        out["speculative_draft_model_path"] = f"@{pair}/drafter"
+    return out | extra
+
+
+def ask(ids: list[list[int]], **params: Any) -> dict[str, Any]:
+    """A round: all prompts at once, with the same sampling parameters."""
+    return {"requests": [{"ids": one, "params": params} for one in ids]}

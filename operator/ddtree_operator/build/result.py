@@ -33,8 +33,13 @@ class BuildResult:
     attempts: int = 0
 
 
-def job_result(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> BuildResult:
-    """State of the build from its Job object and the pods that belong to it (in any order)."""
+def job_result(
+    job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]] = ()
+) -> BuildResult:
+    """State of the build from its Job object, the pods that belong to it and events on these (in any order).
+
+    Only events tell why a Job gets no pod (quota, admission), or why a pod waits for a volume.
+    """
     status = job.get("status") or {}
     conditions = {c.get("type"): c for c in status.get("conditions") or [] if c.get("status") == "True"}
     newest_first = sorted(pods, key=_created, reverse=True)
@@ -47,6 +52,8 @@ def job_result(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> Bui
     failures = [f for pod in newest_first if (f := _terminated(pod)) and f.get("exitCode") != 0]
     if ended is None:
         waiting = next((w for pod in newest_first if (w := _waiting(pod))), "")
+        if not waiting and not any(_started(pod) for pod in newest_first):
+            waiting = _event(events)
         if not waiting and failures:
             waiting = f"attempt {len(failures)} failed, trying again: " + _diagnose(failures[0]).sentence
         return BuildResult("running", sentence=waiting, heals=True, attempts=attempts)
@@ -92,6 +99,32 @@ def _terminated(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _digest(pod: Mapping[str, Any]) -> str | None:
     found = re.search(r"digest: (sha256:[0-9a-f]{64})", str((_terminated(pod) or {}).get("message") or ""))
     return found[1] if found else None
+
+
+def _started(pod: Mapping[str, Any]) -> bool:
+    state = _container(pod).get("state") or {}
+    return "running" in state or "terminated" in state
+
+
+def _event(events: Sequence[Mapping[str, Any]]) -> str:
+    """The newest warning that explains why nothing starts."""
+    told = {
+        "FailedCreate": "the builder's pod cannot be created",
+        "FailedMount": "the builder's pod does not start",
+        "FailedScheduling": "the builder's pod is not scheduled",
+    }
+    warnings = [e for e in events if e.get("reason") in told]
+    if not warnings:
+        return ""
+    last = max(warnings, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
+    message = re.sub(r"\s+", " ", str(last.get("message") or "")).removeprefix("Error creating: ")
+    return f"{told[str(last['reason'])]}: {message[:300]}"
+
+
+def needs_events(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the Job runs without a container that ever started, so that only events can say what it waits for."""
+    conditions = {c.get("type") for c in (job.get("status") or {}).get("conditions") or []}
+    return not conditions & {"Complete", "Failed"} and not any(_started(pod) for pod in pods)
 
 
 def _waiting(pod: Mapping[str, Any]) -> str:

@@ -13,11 +13,11 @@ from ddtree_operator.build.errors import BuildError, RegistryError
 from ddtree_operator.build.job import build_name, build_objects, image_reference
 from ddtree_operator.build.recipe import Recipe, push_repository, push_secret, recipe_from_spec
 from ddtree_operator.build.registry import RegistryClient, credentials_from_docker_config
-from ddtree_operator.build.result import job_result
+from ddtree_operator.build.result import job_result, needs_events
 from ddtree_operator.build.series import load_plugins, load_series, series_from_config_map
 from ddtree_operator.core.facts import BuildFact, Problem, Revision
 from ddtree_operator.core.units import seconds
-from ddtree_operator.handlers.kube import CONFIG_MAP, JOB, POD, SECRET, Kube, Object
+from ddtree_operator.handlers.kube import CONFIG_MAP, EVENT, JOB, POD, SECRET, Kube, Object
 from ddtree_operator.rollout.manifests import owner_reference
 
 ANNOTATION_ATTEMPT = "ddtree.dev/attempt"
@@ -67,8 +67,15 @@ class Builds:
             repository, secret = push_repository(build, self._config), push_secret(build, self._config)
         except BuildError as error:
             return Problem("BuildNotPossible", str(error))
-        if secret and await self._kube.get(SECRET, namespace, secret) is None:
-            return Problem("SecretMissing", f"Secret {secret} does not exist in namespace {namespace}; create it")
+        if secret:
+            found = await self._kube.get(SECRET, namespace, secret)
+            if found is None:
+                return Problem("SecretMissing", f"Secret {secret} does not exist in namespace {namespace}; create it")
+            if ".dockerconfigjson" not in (found.get("data") or {}):
+                return Problem(
+                    "SecretMissing",
+                    f"Secret {secret} has no key .dockerconfigjson; make it with kubectl create secret docker-registry",
+                )
         return Order(recipe, repository, secret, int(seconds(build.timeout)), self._plugins)
 
     async def _series(self, build: BuildSpec, namespace: str) -> Mapping[str, bytes] | Problem:
@@ -89,7 +96,11 @@ class Builds:
         digest: str | None = None
         if job is not None and not job["metadata"].get("deletionTimestamp"):
             pods = await self._kube.list(POD, namespace, f"job-name={order.name}")
-            result = job_result(job, pods)
+            events: list[Object] = []
+            if needs_events(job, pods):
+                for involved in (order.name, *(pod["metadata"]["name"] for pod in pods)):
+                    events += await self._kube.list(EVENT, namespace, fields=f"involvedObject.name={involved}")
+            result = job_result(job, pods, events)
             if result.state == "running":
                 return BuildFact("running", message=result.sentence or "the builder is at work")
             if result.state == "failed":

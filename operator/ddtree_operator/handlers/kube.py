@@ -133,12 +133,13 @@ class Kube:
                 return None
             raise
 
-    async def list(self, kind: Kind, namespace: str = "", labels: str = "") -> list[Object]:
-        """All objects, page by page, each with the kind that lists leave out."""
+    async def list(self, kind: Kind, namespace: str = "", labels: str = "", fields: str = "") -> list[Object]:
+        """All objects that the selectors of labels and fields choose, page by page."""
         items: list[Object] = []
         token = ""
         while True:
             query = {"limit": "500"} | ({"labelSelector": labels} if labels else {})
+            query |= {"fieldSelector": fields} if fields else {}
             page = await self._object("GET", kind.path(namespace), query | ({"continue": token} if token else {}))
             items += page.get("items", [])
             token = page.get("metadata", {}).get("continue", "")

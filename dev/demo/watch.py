@@ -67,7 +67,8 @@ def follow(cluster: Cluster, case: Case, limit: float) -> None:
         found = cluster.get("ddt", NAME, "-n", NAMESPACE) or {}
         status = found.get("status") or {}
         generation = found.get("metadata", {}).get("generation")
-        phase = status.get("phase", "Pending") if status.get("observedGeneration") == generation else "Pending"
+        seen = status.get("observedGeneration") == generation
+        phase = status.get("phase", "Pending") if seen else "Pending"
         if phase != last:
             now = time.monotonic()
             if last:
@@ -75,7 +76,7 @@ def follow(cluster: Cluster, case: Case, limit: float) -> None:
             last, since = phase, now
         pairs = status.get("analysis", {}).get("pairs")
         counted = f" [{pairs} pairs]" if phase == "Analyzing" and pairs else ""
-        ticker.update(f"{phase}{counted}: {status.get('message', '')}"[:150])
+        ticker.update(f"{phase}{counted}: {status.get('message', '')}"[:150] if seen else phase)
         if phase in ENDS:
             break
         if time.monotonic() - began > limit:

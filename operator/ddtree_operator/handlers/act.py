@@ -56,9 +56,10 @@ class Actor:
         namespace, name = meta["namespace"], meta["name"]
         match action:
             case SaveRevision(revision):
-                obj = memory.to_object(revision, view.resource)
-                if await self._kube.create(obj) is None:
-                    await self._kube.patch(REVISION, namespace, obj["metadata"]["name"], memory.state_patch(revision))
+                known = view.observed.revision(revision.hash) is not None
+                if known or await self._kube.create(memory.to_object(revision, view.resource)) is None:
+                    record = memory.object_name(name, revision.hash)
+                    await self._kube.patch(REVISION, namespace, record, memory.state_patch(revision))
             case PruneRevision(revision):
                 await self._kube.delete(REVISION, namespace, memory.object_name(name, revision.hash))
                 steps = range(len(view.spec.canary.steps) if view.spec else 0)
@@ -105,7 +106,9 @@ class Actor:
     async def _service(self, view: View, action: ApplyService) -> None:
         meta = view.resource["metadata"]
         at = iso(action.at)
-        if await self._kube.create(manifests.service(view.resource, action.selector, at)) is not None:
+        if view.observed.service_selector is None:
+            if await self._kube.create(manifests.service(view.resource, action.selector, at)) is None:
+                raise ApiError(409, f"Service {meta['name']} was just made by someone else; looking again")
             return
         gone = {k: None for k in (view.observed.service_selector or {}) if k not in action.selector}
         body = {

@@ -31,8 +31,8 @@ class Api:
     def __init__(self, env: dict[str, str], namespace: str) -> None:
         self.env, self.namespace = env, namespace
 
-    def run(self, *args: str, stdin: str = "") -> Done:
-        return subprocess.run(args, input=stdin, capture_output=True, text=True, env=self.env, timeout=120)
+    def run(self, *args: str, stdin: str = "", timeout: float = 120) -> Done:
+        return subprocess.run(args, input=stdin, capture_output=True, text=True, env=self.env, timeout=timeout)
 
     def kubectl(self, *args: str, stdin: str = "", check: bool = True) -> Done:
         done = self.run(self.env.get("DDTREE_KUBECTL", "kubectl"), "-n", self.namespace, *args, stdin=stdin)

@@ -99,6 +99,11 @@ def test_a_refusing_engine_is_rolled_back_in_its_own_words() -> None:
     assert (
         "the canary engine refused to serve: the tree mask is not applied (node 3 differs)" in world.status["message"]
     )
+    for _ in range(5):
+        world.tick()
+    verdict = next(c for c in world.status["conditions"] if c["type"] == "Verdict")
+    assert (verdict["status"], verdict["reason"]) == ("False", "RolledBack")
+    assert "node 3 differs" in verdict["message"]
 
 
 def test_a_crash_loop_is_rolled_back_with_the_engines_error_line() -> None:

@@ -80,6 +80,16 @@ def _analysis(r: Round, wanted: Revision) -> dict[str, Any]:
     return {}
 
 
+def _kept_verdict(rev: Revision) -> tuple[str, str, str] | None:
+    """Condition Verdict from what a revision keeps: a rollback for whatever reason is one, analysed or not."""
+    outcome, reason = rev.summary.get("outcome"), rev.summary.get("reason", "")
+    if rev.result == "rolledBack" and outcome != "fail":
+        return "False", "RolledBack", rev.reason
+    if not outcome:
+        return None
+    return ("True", "Passed", reason) if outcome == "pass" else ("False", "Failed", reason)
+
+
 def status(
     r: Round, wanted: Revision, serving: Revision | None, generation: int, old: dict[str, Any]
 ) -> dict[str, Any]:
@@ -94,10 +104,7 @@ def status(
     )
     rolling_now = rep.phase in {"Building", "Placing", "Starting", "Analyzing", "Paused", "Promoting", "Pending"}
     progressing = "True" if rolling_now else "False"
-    verdict = rep.verdict
-    if verdict[0] == "Unknown" and wanted.summary.get("outcome"):
-        passed = wanted.summary["outcome"] == "pass"
-        verdict = ("True" if passed else "False", "Passed" if passed else "Failed", wanted.summary.get("reason", ""))
+    verdict = rep.verdict if rep.verdict[0] != "Unknown" else _kept_verdict(wanted) or rep.verdict
     conditions = [
         valid,
         condition("Built", *rep.built),

@@ -1,0 +1,140 @@
+"""One resource over its life, in order: every revision good or bad, while a client asks all the time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ddtree_operator.api.names import LABEL_POOL, LABEL_REVISION
+from integration.operator_client import Client, start_client
+from integration.operator_cluster import Installed, Object, Recording, condition, conditions, recording
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+
+NS, NAME = "op-story", "m"
+
+
+@pytest.fixture(scope="module")
+def first(operator: Installed) -> Object:
+    """The first rollout, and its status when it has ended."""
+    operator.apply(NS, NAME, operator.spec("DFLASH", replicas=2))
+    return operator.reaches(NS, NAME, "Stable", "RolledBack")
+
+
+@pytest.fixture(scope="module")
+def client(operator: Installed, first: Object) -> Iterator[Client]:
+    made = start_client(operator, NS, NAME)
+    yield made
+    operator.api(NS).kubectl("delete", "pod", "client", "--wait=false")
+
+
+def test_the_first_revision_is_held_against_a_baseline_of_its_own_and_becomes_stable(
+    operator: Installed, first: Object
+) -> None:
+    assert first["phase"] == "Stable", first["message"]
+    assert first["stable"]["revision"] == first["revision"]
+    assert first["history"][-1]["result"] == "promoted"
+    assert first["analysis"]["outcome"] == "pass"
+    accept = next(m for m in first["analysis"]["metrics"] if m["metric"] == "acceptLength")
+    assert accept["baseline"] == 1.0  # plain decoding: the canary itself is the chain
+    assert accept["canary"] > 1.8
+    assert condition(first, "Verdict")["status"] == "True"
+    sets = operator.until(
+        lambda: (found := operator.engines(NS, NAME)) and len(found) == 1 and found, "the dedicated baseline is gone"
+    )
+    assert sets[0]["metadata"]["labels"][LABEL_REVISION] == first["revision"]
+
+
+def test_a_tree_is_promoted_over_the_chain_without_one_failed_request(
+    operator: Installed, first: Object, client: Client
+) -> None:
+    with recording(operator.reader, NS) as seen:
+        steps = [{"weight": 0}, {"analysis": {}}, {"weight": 50}, {"pause": {"duration": "2s"}}, {"analysis": {}}]
+        operator.apply(NS, NAME, operator.spec("DDTREE", replicas=2, canary={"steps": steps}))
+        status = operator.reaches(NS, NAME, "Stable", "RolledBack")
+        assert status["phase"] == "Stable", status["message"]
+        new, old = status["revision"], first["revision"]
+        operator.until(lambda: revisions_running(operator) == {new}, "the old set is gone")
+        operator.until(lambda: not pods_of(operator, old), "the old pods are gone")
+        client.more(10)
+    assert float(status["acceptLength"]) > float(first["acceptLength"])
+    assert status["history"][-1]["algorithm"] == "DDTREE/16"
+    switched_when_ready(seen, new, 2)
+    assert client.counts()[1] == 0, client.errors()
+
+
+def switched_when_ready(seen: Recording, new: str, replicas: int) -> None:
+    """The selector named the new revision alone only once all its pods were ready, and the old ones left later."""
+    switched = [v for v, _, s in seen.of("services") if s["spec"]["selector"].get(LABEL_REVISION) == new]
+    assert switched, "the Service never selected the new revision"
+    ready = [
+        name
+        for name, pod in seen.pods_at(switched[0]).items()
+        if pod["metadata"].get("labels", {}).get(LABEL_REVISION) == new
+        and pod["metadata"].get("labels", {}).get(LABEL_POOL) == "serving"
+        and any(c["type"] == "Ready" and c["status"] == "True" for c in conditions(pod))
+    ]
+    assert len(ready) >= replicas
+    left = [
+        v for v, t, d in seen.of("deployments") if t == "DELETED" and d["metadata"]["labels"][LABEL_REVISION] != new
+    ]
+    assert left
+    assert min(left) > switched[0]
+
+
+def revisions_running(operator: Installed) -> set[str]:
+    return {d["metadata"]["labels"][LABEL_REVISION] for d in operator.engines(NS, NAME)}
+
+
+def pods_of(operator: Installed, revision: str) -> list[Object]:
+    return operator.children(NS, "pods", f"{LABEL_REVISION}={revision}")
+
+
+def rolled_back(operator: Installed, spec: Object) -> Object:
+    """Apply a bad spec; its status once it was rolled back and its engines are gone, with the old one serving on."""
+    before = operator.status(NS, NAME)["stable"]["revision"]
+    operator.apply(NS, NAME, spec)
+    status = operator.reaches(NS, NAME, "Stable", "RolledBack")
+    assert status["phase"] == "RolledBack", status["message"]
+    assert status["stable"]["revision"] == before
+    assert status["revision"] in {b["revision"] for b in status["blocked"]}
+    assert status["history"][-1]["result"] == "rolledBack"
+    assert condition(status, "Verdict")["status"] == "False"
+    events = operator.events(NS, NAME, "RolledBack")
+    assert [e for e in events if e["message"] == status["history"][-1]["reason"] or e["message"] == status["message"]]
+    operator.until(lambda: revisions_running(operator) == {before}, "the canary is gone")
+    shown = operator.api(NS).ddtreectl("rollout", "status", NAME)
+    assert shown.returncode == 2, shown.stderr
+    assert status["message"] in shown.stdout
+    return status
+
+
+def test_a_drafter_that_does_not_fit_is_rolled_back_on_acceptance(operator: Installed, client: Client) -> None:
+    spec = operator.spec("DDTREE", replicas=2, drafter={"path": "sim/misfit"})
+    status = rolled_back(operator, spec)
+    assert "acceptLength" in status["message"] or "accept length" in status["message"]
+
+
+def test_a_refusing_engine_is_rolled_back_in_its_own_words(operator: Installed, client: Client) -> None:
+    words = "self-check failed, node 3 of the tree differs from plain decoding"
+    status = rolled_back(operator, operator.spec("DDTREE", replicas=2, sim={"REFUSE": words}))
+    assert status["message"] == f"the canary engine refused to serve: {words}"
+
+
+def test_wrong_tokens_are_rolled_back_on_parity(operator: Installed, client: Client) -> None:
+    status = rolled_back(operator, operator.spec("DDTREE", replicas=2, sim={"FAULT_EVERY": 5}))
+    assert "parity" in status["message"]
+
+
+def test_a_crash_loop_is_rolled_back_with_its_error_line(operator: Installed, client: Client) -> None:
+    status = rolled_back(operator, operator.spec("DDTREE", replicas=2, sim={"CRASH_AT_START": "no kernel image"}))
+    assert status["message"].startswith("the canary engine crashed 3 times (exit code 1): ")
+    assert status["message"].endswith("RuntimeError: no kernel image")
+
+
+def test_nobody_noticed(client: Client) -> None:
+    client.more(5)
+    requests, failed = client.counts()
+    assert failed == 0, client.errors()
+    assert requests > 100

@@ -93,13 +93,13 @@ def test_pass_implies_enough_ok(min_pairs):
     policy = replace(POLICY, min_pairs=min_pairs, false_promote=0.4, false_rollback=0.4)
     passed = 0
     for length in range(1, 6):
-        for names in itertools.product(KINDS, repeat=length):
+        for names in itertools.product(("ok", "bad", "canary", "both"), repeat=length):
             verdict = evaluate([KINDS[n] for n in names], policy)
             if verdict.outcome is Outcome.PASS:
                 passed += 1
                 assert names.count("ok") >= min_pairs
                 assert verdict.pairs >= min_pairs
-                assert verdict.errors <= policy.max_error_share * length
+                assert verdict.pairs >= min_pairs + policy.pairs_per_error * verdict.errors
                 assert names.count("ok") > names.count("bad")
     assert passed > 0 or min_pairs == 4
 
@@ -110,7 +110,7 @@ def test_pass_implies_enough_ok_in_longer_sequences(names):
     verdict = evaluate([KINDS[n] for n in names], POLICY)
     if verdict.outcome is Outcome.PASS:
         assert names.count("ok") >= POLICY.min_pairs
-        assert verdict.errors <= 0.2 * len(names)
+        assert verdict.pairs >= POLICY.min_pairs + 10 * verdict.errors
 
 
 @settings(max_examples=50, deadline=None)
@@ -176,6 +176,12 @@ def test_unequal_error_rates_fail_equal_ones_do_not():
     verdict = evaluate(both, POLICY)
     assert verdict.outcome is Outcome.NOT_YET
     assert "unusable" in verdict.reason
+    assert "timeout" in verdict.reason
+
+
+def test_an_error_asks_for_more_pairs():
+    assert evaluate([GOOD] * 19 + [CANARY_ERROR], POLICY).outcome is Outcome.NOT_YET
+    assert evaluate([GOOD] * 20 + [CANARY_ERROR], POLICY).outcome is Outcome.PASS
 
 
 def test_broken_baseline_or_both_is_not_the_canarys_fault():

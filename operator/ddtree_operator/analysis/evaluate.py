@@ -107,13 +107,10 @@ class Tally:
                 f"the canary alone failed {canary_only} of {self.attempted} requests "
                 f"(the baseline alone {baseline_only}); last error: {self._errors['canary']}"
             )
-        if self.usable < policy.min_pairs:
-            return Outcome.NOT_YET, f"{self.usable} usable pairs of at least {policy.min_pairs}" + self._last_error()
-        if self.errors > policy.max_error_share * self.attempted:
-            return Outcome.NOT_YET, (
-                f"{self.errors} of {self.attempted} pairs are unusable, more than {policy.max_error_share:.0%}"
-                + self._last_error()
-            )
+        wanted = policy.min_pairs + policy.pairs_per_error * self.errors
+        if self.usable < wanted:
+            why = f", {policy.pairs_per_error} more for each of {self.errors} unusable ones" if self.errors else ""
+            return Outcome.NOT_YET, f"{self.usable} usable pairs of at least {wanted}{why}{self._last_error()}"
         waiting = [m for m in metrics if m.outcome is not Outcome.PASS]
         if waiting:
             reason = "; ".join(f"{m.metric}: {m.reason}" for m in waiting)

@@ -45,7 +45,7 @@ class Policy:
     max_pairs: int = 2000
     parity_allow: int = 0
     tie_gap: float = 2 * ULP["bfloat16"]  # in log-prob
-    max_error_share: float = 0.2  # above it nothing passes
+    pairs_per_error: int = 10  # further usable pairs that an unusable one asks for before anything passes
     clip: float = 0.25  # log-ratio at which one pair's influence ends, on either side of the threshold
     canary_speculates: bool | None = None  # True: a canary answer without verify steps is an error
     baseline_speculates: bool | None = None

@@ -91,9 +91,7 @@ def _from_kubeconfig(path: str, context: str | None, settings: Any) -> tuple[str
         known = [c["name"] for c in contexts]
         if context is not None and context not in known:
             near = get_close_matches(context, known, n=1) or known[:1]
-            raise CliError(
-                f'no context "{context}" in {path}; did you mean {near[0]}?' if near else f"no context {path}"
-            )
+            raise CliError(f'no context "{context}" in {path}' + (f"; did you mean {near[0]}?" if near else ""))
         config.load_kube_config(config_file=path, context=context, client_configuration=settings)
         chosen = next((c for c in contexts if c["name"] == context), active)["context"]
     except (config.ConfigException, yaml.YAMLError, KeyError, TypeError, OSError, ValueError) as exc:

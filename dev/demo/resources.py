@@ -94,7 +94,11 @@ def engine_defaults(max_total_tokens: int) -> Object:
         "podTemplate": {
             "spec": {
                 "containers": [
-                    {"name": "engine", "volumeMounts": [{"name": "models", "mountPath": "/models", "readOnly": True}]}
+                    {
+                        "name": "engine",
+                        "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
+                        "volumeMounts": [{"name": "models", "mountPath": "/models", "readOnly": True}],
+                    }
                 ],
                 "volumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}}],
             }

@@ -57,15 +57,7 @@ def install(cluster: Cluster, images: dict[str, str], folder: str, model: str) -
     if leaving and leaving["metadata"].get("deletionTimestamp"):
         cluster.run("wait", f"namespace/{NAMESPACE}", "--for=delete", "--timeout=180s", timeout=200)
     cluster.apply(*resources.namespaces())
-    if not cluster.ours:
-        raise DemoError(
-            "the demo needs the dev cluster for now: unset KUBECONFIG and run it as root on Debian or Ubuntu"
-        )
-    claim = cluster.get("pv", "demo-models")
-    if claim and claim["spec"]["hostPath"]["path"] != folder:
-        say("another model was used before: its volume and resource are replaced")
-        forget(cluster)
-    cluster.apply(*resources.models(folder))
+    provide_models(cluster, folder, images["operator"])
     cluster.apply(resources.prompts(prompt_text(model)))
     for fault in sorted((ROOT / "dev" / "demo").glob("series-*")):
         cluster.apply(resources.series(fault.name, fault))

@@ -144,6 +144,7 @@ class Actor:
             seed=wanted.seed,
             concurrency=wanted.concurrency,
             max_tokens=wanted.max_tokens,
+            checks=wanted.prometheus,
         )
 
     async def _dtype(self, spec: DDTreeSpec, url: str) -> str:

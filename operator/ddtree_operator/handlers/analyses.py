@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,15 +14,20 @@ import aiohttp
 
 from ddtree_operator.analysis.evaluate import Tally
 from ddtree_operator.analysis.policy import Policy
+from ddtree_operator.analysis.prometheus import Reading, judge
 from ddtree_operator.analysis.prompts import Prompt
 from ddtree_operator.analysis.types import MetricVerdict, Outcome, Pair, Verdict
+from ddtree_operator.api.spec import PrometheusCheck
 from ddtree_operator.core.facts import AnalysisFact
+from ddtree_operator.probe.prometheus import query
 from ddtree_operator.probe.runner import PairRunner
 
 log = logging.getLogger("ddtree.analysis")
 
 Key = tuple[str, str, str, int, int]  # namespace, name, revision, attempt, step
 SAVE_EVERY = 10  # pairs between two checkpoints of a record
+READ_EVERY = 5.0  # seconds between two readings of the PromQL checks
+READINGS = 50  # kept per check
 
 
 @dataclass(slots=True)
@@ -37,6 +43,14 @@ class Running:
     error: str = ""
     seed: int = 0
     digest: str = ""
+    checks: list[PrometheusCheck] = field(default_factory=list)
+    readings: dict[str, list[Reading]] = field(default_factory=dict)  # by name of the check, newest last
+    read_at: float = 0.0
+
+    def judged(self) -> list[MetricVerdict]:
+        """Where the PromQL checks stand."""
+        return [judge(check, self.readings.get(check.name, [])) for check in self.checks]
+
     task: asyncio.Task[None] | None = None
 
 
@@ -138,10 +152,11 @@ class Analyses:
         seed: int,
         concurrency: int,
         max_tokens: int,
+        checks: list[PrometheusCheck],
     ) -> None:
         """Have an adopted analysis running, unless it has ended."""
         run = self._running[key]
-        run.seed = seed
+        run.seed, run.checks = seed, checks
         limit = run.limit
         if run.verdict is not None and (run.verdict.outcome is not Outcome.NOT_YET or len(run.pairs) >= limit):
             return
@@ -167,8 +182,9 @@ class Analyses:
                 for pair in await runner.run(batch):
                     run.pairs.append(pair)
                     run.tally.add(pair)
+                await self._read(run)
                 before = run.verdict.outcome if run.verdict else None
-                run.verdict = run.tally.verdict()
+                run.verdict = run.tally.verdict(run.judged())
                 run.error = ""
                 decided = run.verdict.outcome is not Outcome.NOT_YET
                 if decided or len(run.pairs) % SAVE_EVERY < batch:
@@ -183,6 +199,16 @@ class Analyses:
             log.warning("analysis %s stopped and will be started again: %s", key, error)
             run.error = f"the analysis was interrupted and goes on: {error}"
         self._wake(key[0], key[1])
+
+    async def _read(self, run: Running) -> None:
+        """Ask Prometheus, when it is time again."""
+        if not run.checks or time.monotonic() - run.read_at < READ_EVERY:
+            return
+        run.read_at = time.monotonic()
+        for check in run.checks:
+            readings = run.readings.setdefault(check.name, [])
+            readings.append(await query(self._session, check.address, check.query))
+            del readings[:-READINGS]
 
     def forget(self, namespace: str, name: str, *, keep: Key | None = None) -> None:
         """Stop and drop the analyses of a resource, all but ``keep``."""

@@ -26,7 +26,8 @@ def to_object(key: Key, run: Running, resource: Object) -> Object:
     meta = resource["metadata"]
     assert run.verdict is not None
     notes = {"namespace": key[0], "name": key[1], "revision": key[2], "attempt": str(key[3]), "step": str(key[4])}
-    kept = record.Record(run.policy, tuple(run.pairs), run.verdict, seed=run.seed, notes=notes)
+    checks = tuple(run.judged())
+    kept = record.Record(run.policy, tuple(run.pairs), run.verdict, checks=checks, seed=run.seed, notes=notes)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

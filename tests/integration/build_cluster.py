@@ -39,20 +39,20 @@ NAMESPACE = "build-test"
 NOWHERE = "10.88.0.1:5999"  # nothing listens there
 
 
-def wheel(name: str, files: Mapping[str, str], tag: str = "py3-none-any") -> tuple[str, bytes]:
+def wheel(name: str, files: Mapping[str, str], version: str = "0.1.0") -> tuple[str, bytes]:
     """File name and bytes of a small wheel, the same each time."""
-    info = f"{name}-0.1.0.dist-info"
+    info = f"{name}-{version}.dist-info"
     members = {
         **files,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n",
-        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/RECORD": "",
     }
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for path, text in members.items():
             archive.writestr(zipfile.ZipInfo(path, (2020, 1, 1, 0, 0, 0)), text)
-    return f"{name}-0.1.0-{tag}.whl", out.getvalue()
+    return f"{name}-{version}-py3-none-any.whl", out.getvalue()
 
 
 def plugin_wheels() -> dict[str, bytes]:
@@ -108,12 +108,21 @@ class BuildCluster:
         """Build section with the simulated engine's wheel."""
         return BuildSpec.model_validate({"sglangWheel": self.sglang, **spec})
 
-    def build(
-        self, series: Mapping[str, bytes], *, no_cache: bool = False, retries: bool = False, **spec: Any
-    ) -> BuildResult:
-        """Run one build to its end and read its result as the operator would.
+    def offer(self, name: str, files: Mapping[str, str], version: str = "0.1.0") -> dict[str, str]:
+        """Put a wheel into the wheelhouse; its entry for kernelWheels."""
+        filename, content = wheel(name, files, version)
+        (cache() / "wheelhouse/build-test" / filename).write_bytes(content)
+        return {"url": filename, "sha256": hashlib.sha256(content).hexdigest()}
 
-        ``no_cache`` ignores the builder's cache; without ``retries`` the first failed attempt is the last.
+    def build(self, series: Mapping[str, bytes], **options: Any) -> BuildResult:
+        """Run one build to its end and read its result as the operator would. Options: see ``start``."""
+        return self.wait_for(self.start(series, **options))
+
+    def start(self, series: Mapping[str, bytes], *, no_cache: bool = False, retries: bool = False, **spec: Any) -> str:
+        """Start one build, anew if need be; returns the name of its Job.
+
+        ``no_cache`` ignores the builder's cache; without ``retries`` the first failed attempt is the last; the rest is
+        the resource's build section.
         """
         config = replace(self.config, no_cache=no_cache)
         recipe = self.recipe(series, config, **spec)
@@ -133,15 +142,19 @@ class BuildCluster:
         if not retries:
             objects[1]["spec"]["backoffLimit"] = 0
         self.apply(objects)
-        return self.wait_for(name)
+        return name
+
+    def pods_of(self, name: str) -> list[dict[str, Any]]:
+        """Pods of a Job."""
+        found: list[dict[str, Any]] = self.get("pods", "-l", f"job-name={name}", "-n", NAMESPACE)["items"]
+        return found
 
     def wait_for(self, name: str, seconds: float = 300) -> BuildResult:
         """Result of a Job once it has ended."""
 
         def ended() -> BuildResult | None:
             job = self.get("job", name, "-n", NAMESPACE)
-            pods = self.get("pods", "-l", f"job-name={name}", "-n", NAMESPACE)["items"]
-            result = job_result(job, pods)
+            result = job_result(job, self.pods_of(name))
             return None if result.state == "running" else result
 
         return until(ended, seconds, f"Job {name} ends")

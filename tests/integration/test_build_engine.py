@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from ddtree_operator.build import RegistryClient, RegistryError, image_reference
-from ddtree_operator.build.context import LABEL_RECIPE_DIGEST
-from integration.build_cluster import NAMESPACE, NOWHERE, REGISTRY, REPO, BuildCluster, start
+from ddtree_operator.build import RegistryClient, RegistryError, image_reference, job_result
+from ddtree_operator.build.context import LABEL_FACTS, LABEL_RECIPE_DIGEST
+from integration.build_cluster import NAMESPACE, NOWHERE, REGISTRY, REPO, BuildCluster, start, until
 
 pytestmark = pytest.mark.integration
 
@@ -55,7 +56,11 @@ def test_a_build_gives_a_digest_that_the_registry_finds_under_the_recipes_tag(cl
     recipe = cluster.recipe(GOOD)
     tag = image_reference(recipe, cluster.config.push_repository)
     assert ask(cluster, tag) == done.digest
-    assert ask(cluster, tag, "labels")[LABEL_RECIPE_DIGEST] == recipe.digest
+    labels = ask(cluster, tag, "labels")
+    assert labels[LABEL_RECIPE_DIGEST] == recipe.digest
+    facts = json.loads(labels[LABEL_FACTS])
+    assert facts["python"] == "cp311"
+    assert facts["packages"]["sglang"] == "0.5.23"
     assert ask(cluster, image_reference(cluster.recipe(BAD), cluster.config.push_repository)) is None
 
 
@@ -138,3 +143,44 @@ def test_a_base_image_that_is_not_there_is_named(cluster: BuildCluster) -> None:
     failed = cluster.build(EMPTY, retries=True, baseImage=base)
     assert failed.sentence == (f"the base image {base} is not in its registry; correct baseImage or push it there")
     assert failed.attempts == 1
+
+
+def test_a_kernel_wheel_for_another_cuda_is_named_with_both(cluster: BuildCluster) -> None:
+    version = "__version__ = '2.14.1+cu130'\ncuda = '13.0'\n"
+    torch = cluster.offer("torch", {"torch/__init__.py": "", "torch/version.py": version}, "2.14.1")
+    kernel = cluster.offer("demo_kernel", {"demo_kernel/__init__.py": ""}, "1.0+cu126")
+    failed = cluster.build(EMPTY, retries=True, kernelWheels=[torch, kernel])
+    assert failed.sentence == (
+        "the wheel demo-kernel 1.0+cu126 is built for CUDA 12.6, but torch in the base image is for CUDA 13.0; "
+        "use the wheel for CUDA 13"
+    )
+    broken = cluster.offer(
+        "demo_broken", {"demo_broken/__init__.py": "raise ImportError('x.so: undefined symbol: _Z1')"}
+    )
+    failed = cluster.build(EMPTY, retries=True, kernelWheels=[torch, broken])
+    assert failed.sentence == (
+        "import demo_broken (of the wheel demo-broken) fails in this image: "
+        "ImportError: x.so: undefined symbol: _Z1; it is built for another torch"
+    )
+    assert failed.attempts == 1
+
+
+def test_a_quota_that_lets_no_builder_in_is_told(cluster: BuildCluster) -> None:
+    name = "no-room"
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": name, "namespace": NAMESPACE}}
+    cluster.apply([{**quota, "spec": {"hard": {"pods": "0"}}}])
+    until(lambda: cluster.get("resourcequota", name, "-n", NAMESPACE)["status"].get("hard"), 60, "quota is in force")
+    try:
+        job = cluster.start(EMPTY)
+
+        def told() -> str:
+            events = cluster.get("events", "-n", NAMESPACE, f"--field-selector=involvedObject.name={job}")["items"]
+            found = cluster.get("job", job, "-n", NAMESPACE)
+            return job_result(found, cluster.pods_of(job), events).sentence
+
+        sentence = until(told, 60, "the Job says what it waits for")
+        assert sentence.startswith("the builder's pod cannot be created: pods ")
+        assert "exceeded quota: no-room" in sentence
+    finally:
+        cluster.kubectl("delete", "resourcequota", name, "-n", NAMESPACE)
+    assert cluster.wait_for(job).state == "done"

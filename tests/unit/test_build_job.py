@@ -53,11 +53,12 @@ def test_only_what_follows_the_series_is_built_again_when_it_changes() -> None:
     two = dockerfile(recipe({"kernelWheels": [KERNEL]}, series={**SERIES, "0001-x.patch": PATCH + b"\n"}))
     same = [a for a, b in zip(one.splitlines(), two.splitlines(), strict=True) if a == b]
     assert [line.split(" ")[0] for line in same if line.startswith(("COPY", "RUN", "ADD"))] == [
-        *("ADD", "ADD", "RUN", "RUN", "COPY", "RUN")
+        *("ADD", "ADD", "RUN", "RUN", "COPY", "RUN", "COPY")
     ]
     assert one.index("COPY series") > one.index("source=plugins") > one.index("from=wheels")
-    assert f"FROM {BASE}\n" in one
-    assert one.rstrip().endswith("USER 65532:65532")
+    assert f"FROM {BASE} AS engine\n" in one
+    assert "USER 65532:65532\n\nFROM scratch AS facts\n" in one
+    assert "facts.py /opt/ddtree/facts.json cpu sglang-kernel\n" in one
 
 
 def test_wheels_are_fetched_by_checksum_and_nothing_else_has_a_network() -> None:
@@ -79,9 +80,9 @@ def test_the_template_version_is_raised_with_the_template() -> None:
     text = dockerfile(plain).replace(plain.digest, "").encode()
     text += b"".join(
         resources.files("ddtree_operator.build").joinpath("files", name).read_bytes()
-        for name in ("install_wheels.py", "finish.py")
+        for name in ("install_wheels.py", "finish.py", "facts.py")
     )
-    assert (TEMPLATE_VERSION, hashlib.sha256(text).hexdigest()[:12]) == (1, "4a9b93e39bb6")
+    assert (TEMPLATE_VERSION, hashlib.sha256(text).hexdigest()[:12]) == (2, "ca389981a8c5")
 
 
 def test_the_job_passes_pod_security_restricted_and_has_no_token() -> None:
@@ -121,8 +122,8 @@ def test_credentials_and_tls_are_mounted_only_when_given() -> None:
 
 def test_the_job_pushes_reproducibly_under_the_recipes_tag() -> None:
     _, job = objects(timeout=77)
-    args = job["spec"]["template"]["spec"]["containers"][0]["args"]
-    (output,) = [a for a in args if a.startswith("--output")]
+    env = {e["name"]: e["value"] for e in job["spec"]["template"]["spec"]["containers"][0]["env"]}
+    output = env["OUTPUT"]
     assert f"name={image_reference(recipe(), REPO)}," in output
     assert "rewrite-timestamp=true" in output
     assert "registry.insecure=true" in output

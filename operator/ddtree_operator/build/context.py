@@ -22,6 +22,11 @@ LABEL_PREFIX = "ddtree.dev"
 LABEL_RECIPE_DIGEST = "ddtree.dev/recipe-digest"
 LABEL_RECIPE_JSON = "ddtree.dev/recipe-json"
 LABEL_DEVICE = "ddtree.dev/device"
+LABEL_FACTS = "ddtree.dev/facts"  # JSON of files/facts.py: what is installed, what the image needs of a node
+
+ENGINE_STAGE = "engine"
+FACTS_STAGE = "facts"
+FACTS_PATH = "/opt/ddtree/facts.json"
 
 
 def labels(recipe: Recipe) -> dict[str, str]:
@@ -48,13 +53,14 @@ def dockerfile(recipe: Recipe) -> str:
     stage of their own and are mounted: they do not weigh on the image. Nothing but the builder itself, fetching
     the pinned wheels, uses the network.
     """
+    kernels = [parse_wheel_name(k.filename).name for k in recipe.kernels]
     modules = ["sglang", *(parse_wheel_name(p.filename).name.replace("-", "_") for p in recipe.plugins)]
     mount = "RUN --network=none --mount=type=bind,source=install_wheels.py,target=/ddtree/install_wheels.py"
     lines = [
         "FROM scratch AS wheels",
         *(_add(wheel) for wheel in (recipe.sglang, *recipe.kernels)),
         "",
-        f"FROM {recipe.base_image}",
+        f"FROM {recipe.base_image} AS {ENGINE_STAGE}",
         "USER 0:0",
         f"{mount} --mount=type=bind,from=wheels,source=/wheels,target=/ddtree/wheels \\",
         "    python3 -B /ddtree/install_wheels.py /ddtree/wheels",
@@ -62,11 +68,17 @@ def dockerfile(recipe: Recipe) -> str:
         "    python3 -B /ddtree/install_wheels.py /ddtree/wheels",
         "COPY series /opt/ddtree/series",
         "RUN --network=none --mount=type=bind,source=finish.py,target=/ddtree/finish.py \\",
-        f"    python3 -B /ddtree/finish.py /opt/ddtree/series {' '.join(modules)}",
+        "    --mount=type=bind,source=facts.py,target=/ddtree/facts.py \\",
+        f"    python3 -B /ddtree/finish.py /opt/ddtree/series {' '.join(modules)} \\",
+        f"    && python3 -B /ddtree/facts.py {FACTS_PATH} {' '.join([recipe.device, *kernels])}",
         # Caches of JIT compilers go below HOME; the user has none of its own.
         "ENV HOME=/tmp",
         *(f"LABEL {_quote(key)}={_quote(value)}" for key, value in labels(recipe).items()),
         f"USER {USER}",
+        "",
+        # Read before the image is pushed, and put on it as a label.
+        f"FROM scratch AS {FACTS_STAGE}",
+        f"COPY --from={ENGINE_STAGE} {FACTS_PATH} /facts.json",
     ]
     return "\n".join(lines) + "\n"
 
@@ -81,6 +93,7 @@ def context_files(recipe: Recipe, plugins: Mapping[str, bytes]) -> dict[str, byt
         "Dockerfile": dockerfile(recipe).encode(),
         "install_wheels.py": _script("install_wheels.py"),
         "finish.py": _script("finish.py"),
+        "facts.py": _script("facts.py"),
     }
     for plugin in recipe.plugins:
         files[f"plugins/{plugin.filename}"] = plugins[plugin.filename]

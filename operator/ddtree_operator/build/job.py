@@ -10,7 +10,7 @@ from typing import Any
 from ddtree_operator.api.names import LABEL_MANAGED_BY, LABEL_RECIPE, LABEL_ROLE
 
 from .config import BuildConfig
-from .context import SOURCE_DATE_EPOCH, context_files
+from .context import LABEL_FACTS, SOURCE_DATE_EPOCH, context_files
 from .errors import BuildError
 from .failure import PERMANENT
 from .recipe import Recipe
@@ -24,13 +24,20 @@ RETRIES = 2
 
 # Reads the context, builds, pushes, and leaves the digest (or the end of the log) where Kubernetes keeps it: the
 # operator needs neither registry credentials nor the pod's log. Files of a ConfigMap are links: copied first.
+# First the image is made and its facts are read, then it is pushed with them as a label: the second call finds all in
+# the builder's cache.
 # BuildKit hashes whatever a server answers, an error page too, and calls that a digest mismatch; so the address in
 # question is fetched once more without a checksum, which shows the server's status.
 _SCRIPT = r"""
 set -u
 mkdir -p /tmp/context /tmp/again
 for f in /context/*; do cp -rL "$f" /tmp/context/; done
-{ buildctl $BUILDER "$@" 2>&1; echo $? >/tmp/status; } | tee /tmp/log
+{
+  buildctl $BUILDER "$@" $CACHE --opt=target=facts --output=type=local,dest=/tmp/facts 2>&1 &&
+    buildctl $BUILDER "$@" --opt=target=engine "--opt=label:$LABEL=$(cat /tmp/facts/facts.json)" --output="$OUTPUT" \
+      --metadata-file=/tmp/metadata.json 2>&1
+  echo $? >/tmp/status
+} | tee /tmp/log
 if [ "$(cat /tmp/status)" = 0 ]; then
   digest=$(grep -o '"containerimage.digest": *"sha256:[0-9a-f]*"' /tmp/metadata.json | grep -o 'sha256:[0-9a-f]*')
   echo "digest: $digest" >/dev/termination-log
@@ -131,6 +138,9 @@ def _job_spec(
     ]
     env = [
         {"name": "BUILDER", "value": " ".join(builder_flags(config))},
+        {"name": "CACHE", "value": "--no-cache" if config.no_cache else ""},
+        {"name": "OUTPUT", "value": output(recipe, repository, config)},
+        {"name": "LABEL", "value": LABEL_FACTS},
         {"name": "PERMANENT", "value": "|".join(PERMANENT)},
         {"name": "HOME", "value": "/tmp"},
     ]
@@ -146,7 +156,7 @@ def _job_spec(
         "name": CONTAINER,
         "image": config.builder_image,
         "command": ["/bin/sh", "-c", _SCRIPT, "build"],
-        "args": buildctl_args(recipe, repository, config),
+        "args": buildctl_args(recipe),
         "env": env,
         "volumeMounts": mounts,
         "resources": {
@@ -202,9 +212,22 @@ def builder_flags(config: BuildConfig) -> list[str]:
     return flags
 
 
-def buildctl_args(recipe: Recipe, repository: str, config: BuildConfig) -> list[str]:
-    """Arguments of ``buildctl build``, up to the pushed tag."""
-    output = {
+def buildctl_args(recipe: Recipe) -> list[str]:
+    """Arguments of ``buildctl``: what to build, without target and output."""
+    return [
+        "build",
+        "--progress=plain",
+        "--frontend=dockerfile.v0",
+        "--local=context=/tmp/context",
+        "--local=dockerfile=/tmp/context",
+        f"--opt=platform={recipe.platform}",
+        f"--opt=build-arg:SOURCE_DATE_EPOCH={SOURCE_DATE_EPOCH}",
+    ]
+
+
+def output(recipe: Recipe, repository: str, config: BuildConfig) -> str:
+    """Value of ``--output``: push under the recipe's tag, the same bytes each time."""
+    settings = {
         "type": "image",
         "name": image_reference(recipe, repository),
         "push": "true",
@@ -214,16 +237,5 @@ def buildctl_args(recipe: Recipe, repository: str, config: BuildConfig) -> list[
         "rewrite-timestamp": "true",
     }
     if config.is_insecure(parse_reference(repository).registry):
-        output["registry.insecure"] = "true"
-    return [
-        "build",
-        "--progress=plain",
-        "--frontend=dockerfile.v0",
-        "--local=context=/tmp/context",
-        "--local=dockerfile=/tmp/context",
-        f"--opt=platform={recipe.platform}",
-        f"--opt=build-arg:SOURCE_DATE_EPOCH={SOURCE_DATE_EPOCH}",
-        *(["--no-cache"] if config.no_cache else []),
-        "--output=" + ",".join(f"{key}={value}" for key, value in output.items()),
-        "--metadata-file=/tmp/metadata.json",
-    ]
+        settings["registry.insecure"] = "true"
+    return ",".join(f"{key}={value}" for key, value in settings.items())

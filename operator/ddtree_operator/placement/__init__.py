@@ -2,10 +2,12 @@
 
 from .facts import NodeFacts, Taint, gpu_usage, pod_gpus
 from .match import Inventory, Kind, NodeFit, match
+from .needs import ImageNeeds
 from .pin import Choice, Pins, affinity, choose_group, describe, summary
 
 __all__ = [
     "Choice",
+    "ImageNeeds",
     "Inventory",
     "Kind",
     "NodeFacts",

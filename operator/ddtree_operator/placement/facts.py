@@ -43,6 +43,8 @@ class NodeFacts:
     product: str
     memory: int | None
     driver: str
+    compute: tuple[int, int] | None  # compute capability, such as (9, 0)
+    cuda: tuple[int, int] | None  # newest CUDA the driver serves
     sharing: str  # "", time-slicing, mps
     mig: str  # "", single, mixed, invalid
     other: tuple[str, ...]  # GPU resources under another name, such as nvidia.com/mig-1g.18gb
@@ -72,6 +74,9 @@ class NodeFacts:
             product=product,
             memory=_number(labels, GPU_MEMORY_LABEL, problems),
             driver=labels.get(DRIVER_LABEL, ""),
+            compute=_pair(labels, "nvidia.com/gpu.compute", problems),
+            cuda=_pair(labels, "nvidia.com/cuda.runtime-version", problems)
+            or _pair(labels, "nvidia.com/cuda.runtime", problems),
             sharing=_sharing(labels, product, allocatable, problems),
             mig=_mig(labels, product, allocatable),
             other=tuple(sorted(k for k in allocatable if _is_other(k) and _count(allocatable[k]) > 0)),
@@ -131,6 +136,11 @@ def _number(labels: Mapping[str, str], key: str, problems: list[str]) -> int | N
         problems.append(f"label {key} is {text[:40]!r}, not a number")
         return None
     return int(text)
+
+
+def _pair(labels: Mapping[str, str], prefix: str, problems: list[str]) -> tuple[int, int] | None:
+    major, minor = (_number(labels, f"{prefix}.{part}", problems) for part in ("major", "minor"))
+    return None if major is None else (major, minor or 0)
 
 
 def _sharing(labels: Mapping[str, str], product: str, allocatable: Mapping[str, Any], problems: list[str]) -> str:

@@ -10,6 +10,7 @@ from ddtree_operator.api.names import GPU_MEMORY_LABEL, GPU_PRODUCT_LABEL, GPU_R
 from ddtree_operator.api.spec import PlacementSpec
 
 from .facts import NodeFacts, Taint, gpu_usage
+from .needs import ImageNeeds
 
 UNCOUNTED = 1000  # slots of a node for replicas that take no GPU
 
@@ -62,7 +63,7 @@ class Inventory:
         for fact in sorted(facts, key=lambda f: f.name):
             key = (
                 fact.ready, fact.cordoned, fact.deleting, fact.taints, fact.gpus, fact.product, fact.memory,
-                fact.driver, fact.sharing, fact.mig, fact.other, fact.problems,
+                fact.driver, fact.compute, fact.cuda, fact.sharing, fact.mig, fact.other, fact.problems,
             )  # fmt: skip
             index = classes.setdefault(key, len(kept))
             if index == len(kept):
@@ -75,13 +76,17 @@ def match(
     nodes: Inventory | Iterable[Mapping[str, Any]],
     pods: Iterable[Mapping[str, Any]],
     placement: PlacementSpec,
+    needs: ImageNeeds | None = None,
 ) -> list[NodeFit]:
-    """Hold every node against ``placement``; sorted by name. ``pods`` is ignored when an Inventory is given."""
+    """Hold every node against ``placement``; sorted by name. ``pods`` is ignored when an Inventory is given.
+
+    ``needs`` is what the image asks of the GPUs, None when that is not known.
+    """
     inventory = nodes if isinstance(nodes, Inventory) else Inventory.from_objects(nodes, pods)
     per_replica = placement.gpu.per_replica
     selector = tuple(placement.node_selector.items())
     judged = [
-        (tuple(_class_reasons(fact, placement)), Kind(fact.product, fact.memory, fact.driver))
+        (tuple(_class_reasons(fact, placement, needs)), Kind(fact.product, fact.memory, fact.driver))
         for fact in inventory.classes
     ]
     fits: list[NodeFit] = []
@@ -108,7 +113,7 @@ def _selector_reason(labels: Mapping[str, str], key: str, value: str) -> str:
     return f"label {key} is {labels[key]!r}, not {value!r}" if key in labels else f"no label {key}={value}"
 
 
-def _class_reasons(node: NodeFacts, placement: PlacementSpec) -> list[str]:
+def _class_reasons(node: NodeFacts, placement: PlacementSpec, needs: ImageNeeds | None) -> list[str]:
     reasons: list[str] = []
     if node.deleting:
         reasons.append("is being deleted")
@@ -123,7 +128,11 @@ def _class_reasons(node: NodeFacts, placement: PlacementSpec) -> list[str]:
         # Engine pods that take GPUs carry this one: the taint only keeps other pods away from GPU nodes.
         tolerations.append({"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"})
     reasons += [f"taint {taint} is not tolerated" for taint in taints if not tolerated(taint, tolerations)]
-    return reasons + _gpu_reasons(node, placement)
+    reasons += _gpu_reasons(node, placement)
+    # Of a node that is the wrong one anyway, nobody wants to hear what else would be wrong.
+    if needs is not None and placement.gpu.per_replica and not reasons:
+        reasons += needs.reasons(node)
+    return reasons
 
 
 def _gpu_reasons(node: NodeFacts, placement: PlacementSpec) -> list[str]:

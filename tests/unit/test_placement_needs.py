@@ -1,0 +1,85 @@
+"""An image's kernels and CUDA against the GPUs of a node."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ddtree_operator.placement import ImageNeeds, match
+from unit.test_placement_match import node, placement
+
+pytestmark = pytest.mark.unit
+
+TORCH = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
+
+
+def gpu(compute: str, cuda: str = "13.0") -> dict[str, Any]:
+    major, minor = compute.split(".")
+    top, low = cuda.split(".")
+    labels = {
+        "nvidia.com/gpu.compute.major": major,
+        "nvidia.com/gpu.compute.minor": minor,
+        "nvidia.com/cuda.runtime-version.major": top,
+        "nvidia.com/cuda.runtime-version.minor": low,
+        "nvidia.com/cuda.driver-version.full": "570.86.15",
+    }
+    return node(labels=labels)
+
+
+def reasons(made: dict[str, Any], facts: dict[str, Any], **gpu_spec: Any) -> tuple[str, ...]:
+    (fit,) = match([made], [], placement(gpu_spec), ImageNeeds.from_label(json.dumps(facts)))
+    return fit.reasons
+
+
+@pytest.mark.parametrize(
+    ("arch", "compute", "runs"),
+    [
+        (TORCH, "9.0", True),
+        (TORCH, "8.9", True),  # binaries run on later minors of their major
+        (TORCH, "12.0", True),
+        (TORCH, "7.0", False),
+        (["sm_90a"], "9.0", True),
+        (["sm_100a"], "10.3", False),
+        (["sm_100f"], "10.3", True),
+        (["sm_80"], "9.0", False),
+        (["sm_80", "compute_80"], "9.0", True),  # PTX is compiled on the spot
+        (["compute_90"], "8.9", False),
+        (["gfx942"], "9.0", False),
+        ([], "9.0", True),  # not known: not refused
+    ],
+)
+def test_kernels_must_be_for_the_gpu(arch: list[str], compute: str, runs: bool) -> None:
+    got = reasons(gpu(compute), {"cuda": "13.0", "arch": arch})
+    assert (got == ()) is runs
+    if not runs:
+        name = "sm_" + compute.replace(".", "")
+        assert got == (f"its GPUs are {name}, the image holds kernels for {', '.join(arch)}",)
+
+
+def test_the_driver_must_serve_the_cuda_major() -> None:
+    old = gpu("9.0", "12.8")
+    assert reasons(old, {"cuda": "13.0", "arch": TORCH}) == (
+        "driver 570.86.15 serves CUDA up to 12.8, the image needs 13.0",
+    )
+    assert reasons(old, {"cuda": "12.9", "arch": TORCH}) == ()
+
+
+def test_nothing_is_refused_for_an_image_or_a_node_that_does_not_say() -> None:
+    assert reasons(gpu("7.0"), {"cuda": None}) == ()
+    assert reasons(node(), {"cuda": "13.0", "arch": TORCH}) == ()
+    for label in (None, "", "x", "[]", '{"cuda": 7, "arch": "sm_90"}'):
+        needs = ImageNeeds.from_label(label)
+        assert match([gpu("7.0", "12.0")], [], placement(), needs)[0].fits
+
+
+def test_a_node_that_is_wrong_anyway_says_only_that() -> None:
+    assert reasons(gpu("7.0"), {"cuda": "13.0", "arch": TORCH}, product=["NVIDIA-B200"]) == (
+        "product NVIDIA-H200, not NVIDIA-B200",
+    )
+
+
+def test_compute_labels_that_are_no_numbers_are_said() -> None:
+    bad = node(labels={"nvidia.com/gpu.compute.major": "nine"})
+    assert reasons(bad, {}) == ("label nvidia.com/gpu.compute.major is 'nine', not a number",)

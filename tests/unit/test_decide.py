@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -145,6 +146,49 @@ def test_no_fitting_node_is_reported_and_heals() -> None:
     world.placement = fit()
     world.until("Stable")
     assert world.status["pinned"] == ["product=NVIDIA-H200"]
+
+
+def test_a_quota_is_a_condition_and_one_event_and_heals() -> None:
+    world = stable().retuned(15)
+    world.tick()
+    name = f"m-{world.status['revision']}"
+    world.failure[name] = 'pods "m-x" is forbidden: exceeded quota: gpus'
+    for _ in range(20):
+        world.tick()
+    progressing = next(c for c in world.status["conditions"] if c["type"] == "Progressing")
+    assert (world.status["phase"], progressing["status"], progressing["reason"]) == (
+        "Starting",
+        "False",
+        "QuotaExceeded",
+    )
+    assert "exceeded quota: gpus" in progressing["message"]
+    assert [e.type for e in world.events if e.reason == "QuotaExceeded"] == ["Warning"]
+    world.failure = {}
+    world.until("Stable")
+
+
+def test_a_foreign_service_is_left_alone() -> None:
+    world = first()
+    world.service_problem = "Service m exists and does not belong to this resource; rename one of them"
+    world.problems = (Problem("ServiceTaken", world.service_problem),)
+    world.tick()
+    world.ask("abort").until("RolledBack")
+    for _ in range(10):
+        world.tick()
+    assert world.selector is None
+
+
+def test_what_time_alone_changes_is_looked_at_in_time() -> None:
+    world = stable(traffic={"drain": "40s"})
+    world.edit(canary={"steps": [{"analysis": {}}, {"pause": {"duration": "10m"}}]}).retuned(15).until("Paused")
+    assert 0 < world.decide().wake <= 600.2
+    world.tick(600)
+    world.until("Stable", seconds=0.1)
+    assert 0 < world.decide().wake <= 40.2
+    world.tick(41)
+    world.tick()
+    assert len(world.sets) == 1
+    assert world.decide().wake == math.inf
 
 
 def test_the_progress_deadline_ends_a_rollout_that_cannot_start() -> None:

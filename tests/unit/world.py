@@ -53,6 +53,8 @@ class World:
     verdict: Callable[[str], tuple[str, str]] = lambda revision: ("pass", "fine")
     build_error: str = ""
     crash: dict[str, str] = field(default_factory=dict)  # engine set name -> log tail
+    failure: dict[str, str] = field(default_factory=dict)  # engine set name -> why it cannot create pods
+    service_problem: str = ""
     placement: PlacementFact | None = None
     problems: tuple[Problem, ...] = ()
     now: float = 1_000_000.0
@@ -74,6 +76,8 @@ class World:
     # observation ---------------------------------------------------------------------------------------------------
 
     def _set(self, name: str, run: Running) -> EngineSet:
+        if name in self.failure:
+            return EngineSet(name, run.action.revision, run.action.baseline, run.replicas, failure=self.failure[name])
         pods = []
         up = self.now - run.since >= self.start_seconds
         for i in range(run.replicas):
@@ -124,6 +128,7 @@ class World:
             sets=tuple(self._set(n, s) for n, s in self.sets.items()),
             service_selector=self.selector,
             switched_at=self.switched_at,
+            service_problem=self.service_problem,
             build=build,
             placement=self.placement,
             analysis=analysis,

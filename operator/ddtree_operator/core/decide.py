@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ class Decision:
     actions: tuple[Action, ...]
     status: dict[str, Any]
     again: bool = False
+    wake: float = math.inf  # seconds after which time alone changes something
 
 
 def decide(
@@ -62,7 +64,8 @@ def decide(
         r.report.message = blocked.reason
     finished = report.status(r, r.revisions[wanted.hash], serving, generation, status)
     actions = r.actions + report.events(status, finished)
-    return Decision(tuple(actions), finished, again=r.again or any(not isinstance(a, Emit | Analyze) for a in actions))
+    again = r.again or any(not isinstance(a, Emit | Analyze) for a in actions)
+    return Decision(tuple(actions), finished, again=again, wake=r.wake)
 
 
 def _invalid(message: str, seen: Observed, now: float, generation: int, status: dict[str, Any]) -> Decision:
@@ -101,7 +104,7 @@ def _steady(r: Round, goal: Revision) -> None:
     r.report.built = ("True", "Built", goal.image)
     if ready == 0 and r.spec.replicas > 0:
         r.report.phase = "Degraded"
-        r.report.message = rolling._waiting_for("stable", engines, r.spec.replicas)
+        r.report.message = rolling.waiting_for("stable", engines, r.spec.replicas)
     else:
         r.report.phase = "Stable"
         r.report.message = f"revision {goal.number} serves with {ready}/{r.spec.replicas} engines ready"
@@ -114,9 +117,8 @@ def _restore(r: Round, goal: Revision, serving: Revision | None) -> None:
     engines = r.have_engines(goal, r.spec.replicas)
     r.report.phase = "Promoting"
     if len(engines.ready) < r.spec.replicas:
-        r.report.message = f"going back to revision {goal.number}: " + rolling._waiting_for(
-            "engines", engines, r.spec.replicas
-        )
+        waits = rolling.waiting_for("engines", engines, r.spec.replicas)
+        r.report.message = f"going back to revision {goal.number}: {waits}"
         return
     r.report.message = f"revision {goal.number} takes the traffic again"
     if not r.point_service(r.only(goal)):
@@ -142,8 +144,11 @@ def _clean(r: Round, goal: Revision | None, serving: Revision | None) -> None:
         if engines.revision in needed:
             continue
         reachable = _pointed(r) in {engines.revision, ""}
-        if reachable or switching or (not drained and _carried_traffic(r, engines.revision)):
+        draining = not drained and _carried_traffic(r, engines.revision)
+        if reachable or switching or draining:
             r.again = r.again or switching
+            if draining:
+                r.wake_in(r.seen.switched_at + seconds(r.spec.traffic.drain) - r.now)
             continue
         if engines.ready and not healthy_elsewhere and r.spec.replicas > 0 and needed:
             continue

@@ -91,6 +91,7 @@ class BuildFact:
     state: str  # none | running | done | failed
     image: str = ""  # repo@sha256:… when done
     message: str = ""  # progress, or the sentence that says why it failed
+    obstacle: str = ""  # CamelCase reason why a running build does not get on; "" while it does
     log: str = ""  # last lines of the builder's log when it failed
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddtree_operator.api.names import LABEL_DEPLOYMENT, LABEL_POOL
+from ddtree_operator.api.status import Phase
 from ddtree_operator.core.actions import Action, Emit
 from ddtree_operator.core.facts import Revision
 from ddtree_operator.core.round import Round
@@ -12,6 +13,14 @@ from ddtree_operator.core.units import clip, iso
 
 HISTORY = 20  # entries kept in status
 NODES = 50  # rows of the node table kept in status
+
+# Conditions that become Events when they turn False, with the reasons that are no news or have an Event of their own.
+_QUIET: dict[str, set[str]] = {
+    "Valid": set(),
+    "Placed": set(),
+    "Built": {"Building", "BuildFailed"},
+    "Progressing": {str(p) for p in Phase if p is not Phase.DEGRADED},
+}
 
 
 def condition(kind: str, status: str, reason: str, message: str = "") -> dict[str, Any]:
@@ -103,7 +112,8 @@ def status(
         condition("Valid", "False", problems[0][0], problems[0][1]) if problems else condition("Valid", "True", "Valid")
     )
     rolling_now = rep.phase in {"Building", "Placing", "Starting", "Analyzing", "Paused", "Promoting", "Pending"}
-    progressing = "True" if rolling_now else "False"
+    progressing = "True" if rolling_now and not rep.obstacle else "False"
+    told = rolling_now or rep.phase == "Degraded"
     verdict = rep.verdict if rep.verdict[0] != "Unknown" else _kept_verdict(wanted) or rep.verdict
     conditions = [
         valid,
@@ -115,7 +125,7 @@ def status(
             "EnginesReady" if ready and ready >= r.spec.replicas else "EnginesNotReady",
             f"{ready}/{r.spec.replicas} engines ready",
         ),
-        condition("Progressing", progressing, rep.phase, rep.message if rolling_now else ""),
+        condition("Progressing", progressing, rep.obstacle or rep.phase, rep.message if told else ""),
         condition("Verdict", *verdict),
     ]
     out: dict[str, Any] = {
@@ -189,10 +199,7 @@ def events(old: dict[str, Any], new: dict[str, Any]) -> list[Action]:
     before = {c.get("type"): (c.get("status"), c.get("reason")) for c in old.get("conditions", [])}
     out: list[Action] = []
     for c in new.get("conditions", []):
-        watched = (c["type"], c["reason"]) in {
-            ("Valid", c["reason"] if c["status"] == "False" else ""),
-            ("Placed", "NoNodeFits"),
-        }
+        watched = c["status"] == "False" and c["reason"] not in _QUIET.get(c["type"], {c["reason"]})
         if watched and before.get(c["type"]) != (c["status"], c["reason"]):
             out.append(Emit("Warning", c["reason"], c["message"]))
     return out

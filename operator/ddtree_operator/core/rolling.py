@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddtree_operator.api.spec import Step
+from ddtree_operator.api.spec import BuildSpec, Step
 from ddtree_operator.core.actions import Analyze, StartBuild
 from ddtree_operator.core.engine_errors import error_line, refusal
 from ddtree_operator.core.facts import EngineSet, Progress, Revision
@@ -12,6 +12,7 @@ from ddtree_operator.core.revisions import baseline_speculative
 from ddtree_operator.core.round import Round
 from ddtree_operator.core.units import clip, seconds
 
+_NOT_PULLED = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
 CRASHES = 3  # restarts of one engine after which it counts as looping; a refusal counts at once
 
 
@@ -97,11 +98,12 @@ def _image(r: Round, revision: Revision) -> bool:
         return False
     r.report.phase = "Building"
     r.report.message = (build.message if build else "") or "the engine image is being built"
-    r.report.built = ("False", "Building", r.report.message)
+    r.report.built = ("False", (build.obstacle if build else "") or "Building", r.report.message)
     if build is None or build.state == "none":
         r.actions.append(StartBuild(revision.hash, revision.attempt))
-    if r.spec.engine.build and r.now - _since(revision) > seconds(r.spec.engine.build.timeout) + 60:
-        roll_back(r, revision, f"build failed: not done after {r.spec.engine.build.timeout}")
+    limit = (r.spec.engine.build or BuildSpec()).timeout
+    if r.now - _since(revision) > seconds(limit) + 60:
+        roll_back(r, revision, f"build failed: not done after {limit}: {r.report.message}")
     return False
 
 
@@ -187,24 +189,36 @@ def _started(r: Round, revision: Revision, canary: EngineSet, baseline: EngineSe
     if not short:
         return True
     r.report.phase = "Starting"
-    r.report.message = "; ".join(_waiting_for(*item) for item in short)
+    r.report.message = "; ".join(waiting_for(*item) for item in short)
+    r.report.obstacle = next((found[0] for _, engines, _ in short if (found := obstacle(engines))), "")
     assert revision.progress is not None
     _describe(r, revision.progress)
     _late(r, revision, r.report.message)
     return False
 
 
-def _waiting_for(who: str, engines: EngineSet, need: int) -> str:
+def waiting_for(who: str, engines: EngineSet, need: int) -> str:
+    """How many engines are ready, and what keeps the others from it."""
     text = f"{who}: {len(engines.ready)}/{need} engines ready"
+    found = obstacle(engines)
+    return f"{text}, {found[1]}" if found else text
+
+
+def obstacle(engines: EngineSet) -> tuple[str, str] | None:
+    """What keeps engines from starting, as a reason for conditions and in words; None while nothing does."""
     if engines.failure:
-        return f"{text}, {clip(engines.failure, 300)}"
+        reason = "QuotaExceeded" if "exceeded quota" in engines.failure else "PodsRefused"
+        return reason, clip(engines.failure, 300)
     for pod in engines.pods:
         line = error_line(pod.exit_message)
+        if pod.ready or pod.deleting:
+            continue
         if pod.restarts and line:
-            return f"{text}, restarted {pod.restarts} times: {clip(line, 300)}"
+            return "EngineCrashed", f"restarted {pod.restarts} times: {clip(line, 300)}"
         if pod.message:
-            return f"{text}, {pod.waiting}: {clip(pod.message, 300)}"
-    return text
+            reason = "ImageNotPulled" if pod.waiting in _NOT_PULLED else pod.waiting
+            return reason, f"{pod.waiting}: {clip(pod.message, 300)}"
+    return None
 
 
 def _describe(r: Round, progress: Progress) -> None:
@@ -263,6 +277,8 @@ def _pause(r: Round, revision: Revision, step: Step) -> None:
     r.report.message = f"pause of {step.pause.duration}"
     if left <= 0:
         _advance(r, revision)
+    else:
+        r.wake_in(left)
 
 
 def _traffic(r: Round, revision: Revision, stable: Revision | None) -> bool:
@@ -331,7 +347,8 @@ def _promote(r: Round, revision: Revision, canary: EngineSet) -> None:
     r.report.phase = "Promoting"
     need = r.spec.replicas
     if len(canary.ready) < need:
-        r.report.message = _waiting_for("canary", canary, need)
+        r.report.message = waiting_for("canary", canary, need)
+        r.report.obstacle = (obstacle(canary) or ("",))[0]
         _late(r, revision, r.report.message)
         return
     r.report.message = f"revision {revision.number} takes the traffic"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ class Report:
     weight: int = 0
     built: tuple[str, str, str] = ("Unknown", "NotNeeded", "")
     placed: tuple[str, str, str] = ("Unknown", "NotNeeded", "")
+    obstacle: str = ""  # CamelCase reason why engines do not start; "" while nothing is in the way
     verdict: tuple[str, str, str] = ("Unknown", "NoAnalysis", "")
     canary: str = ""  # revision hash of the canary in progress
     baseline: str = ""  # stable | spec | "", as in spec.baseline.from
@@ -40,6 +42,7 @@ class Round:
     actions: list[Action] = field(default_factory=list)
     report: Report = field(default_factory=Report)
     again: bool = False  # something changed that deserves another look at once
+    wake: float = math.inf  # seconds until time alone changes something
 
     def __post_init__(self) -> None:
         self.revisions = {r.hash: r for r in self.seen.revisions}
@@ -122,11 +125,19 @@ class Round:
         return {LABEL_DEPLOYMENT: self.name, LABEL_POOL: "serving"}
 
     def point_service(self, selector: dict[str, str]) -> bool:
-        """Ask for this selector; True when it is already so."""
+        """Ask for this selector; True when it is already so. A Service of somebody else's is left alone."""
         if self.seen.service_selector == selector:
             return True
+        if self.seen.service_problem:
+            return False
         self.actions.append(ApplyService(selector=selector, at=self.now))
         return False
+
+    # time ----------------------------------------------------------------------------------------------------------
+
+    def wake_in(self, left: float) -> None:
+        """Look again after so many seconds; the earliest wish counts."""
+        self.wake = min(self.wake, max(left, 0.0) + 0.1)
 
     # words ---------------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from ddtree_operator.handlers.builds import Builds
 from ddtree_operator.handlers.kube import CONFIG_MAP, DEPLOYMENT, REVISION, SERVICE, ApiError, Kube, Object
 from ddtree_operator.handlers.observe import View
 from ddtree_operator.handlers.places import affinity_of
+from ddtree_operator.handlers.read import belongs
 from ddtree_operator.handlers.settings import Settings
 from ddtree_operator.probe.engine import engine_reader
 from ddtree_operator.rollout import manifests
@@ -90,18 +91,33 @@ class Actor:
             if int(live["spec"].get("replicas", 1)) != action.replicas:
                 await self._kube.patch(DEPLOYMENT, namespace, action.name, {"spec": {"replicas": action.replicas}})
             return
+        key = (namespace, meta["name"], action.revision)
+        if key in self.refused:  # tried again after a while
+            return
         assert view.spec is not None
         spec = _as_spec(view.spec, action)
         affinity = affinity_of(spec, action.pins)
-        obj = manifests.engines(action, spec, view.resource, self._settings.engine, affinity)
-        key = (namespace, meta["name"], action.revision)
+        why = ""
         try:
-            await self._kube.create(obj)
-            self.refused.pop(key, None)
+            obj = manifests.engines(action, spec, view.resource, self._settings.engine, affinity)
+            if await self._kube.create(obj) is None:
+                why = await self._taken(namespace, action.name, meta["uid"])
         except ApiError as error:
             if error.status not in {400, 403, 422}:
                 raise
-            self.refused[key] = (time.time(), f"the API server refused Deployment {action.name}: {error}")
+            why = f"the API server refused Deployment {action.name} ({error})"
+            why += "; correct spec.engine.podTemplate or the cluster's policy"
+        except (AttributeError, KeyError, TypeError):
+            why = "spec.engine.podTemplate has not the form of a pod template; correct it"
+        if why:
+            self.refused[key] = (time.time(), why)
+
+    async def _taken(self, namespace: str, name: str, uid: str) -> str:
+        """What to say when a Deployment of that name was there before; "" when it is ours after all."""
+        found = await self._kube.get(DEPLOYMENT, namespace, name)
+        if found is None or belongs(found, uid) or found["metadata"].get("deletionTimestamp"):
+            return ""
+        return f"Deployment {name} exists and does not belong to this resource; delete it"
 
     async def _service(self, view: View, action: ApplyService) -> None:
         meta = view.resource["metadata"]
@@ -110,6 +126,9 @@ class Actor:
             if await self._kube.create(manifests.service(view.resource, action.selector, at)) is None:
                 raise ApiError(409, f"Service {meta['name']} was just made by someone else; looking again")
             return
+        live = await self._kube.get(SERVICE, meta["namespace"], meta["name"])
+        if live is None or not belongs(live, meta["uid"]):
+            return  # somebody else's: the next look says so
         gone = {k: None for k in (view.observed.service_selector or {}) if k not in action.selector}
         body = {
             "metadata": {"annotations": {manifests.ANNOTATION_SWITCHED_AT: at}},

@@ -17,7 +17,7 @@ from ddtree_operator.build.result import job_result, needs_events
 from ddtree_operator.build.series import load_plugins, load_series, series_from_config_map
 from ddtree_operator.core.facts import BuildFact, Problem, Revision
 from ddtree_operator.core.units import seconds
-from ddtree_operator.handlers.kube import CONFIG_MAP, EVENT, JOB, POD, SECRET, Kube, Object
+from ddtree_operator.handlers.kube import CONFIG_MAP, EVENT, JOB, POD, SECRET, ApiError, Kube, Object
 from ddtree_operator.rollout.manifests import owner_reference
 
 ANNOTATION_ATTEMPT = "ddtree.dev/attempt"
@@ -67,16 +67,26 @@ class Builds:
             repository, secret = push_repository(build, self._config), push_secret(build, self._config)
         except BuildError as error:
             return Problem("BuildNotPossible", str(error))
-        if secret:
-            found = await self._kube.get(SECRET, namespace, secret)
-            if found is None:
-                return Problem("SecretMissing", f"Secret {secret} does not exist in namespace {namespace}; create it")
-            if ".dockerconfigjson" not in (found.get("data") or {}):
-                return Problem(
-                    "SecretMissing",
-                    f"Secret {secret} has no key .dockerconfigjson; make it with kubectl create secret docker-registry",
-                )
-        return Order(recipe, repository, secret, int(seconds(build.timeout)), self._plugins)
+        problem = await self._secret(secret, namespace) if secret else None
+        return problem or Order(recipe, repository, secret, int(seconds(build.timeout)), self._plugins)
+
+    async def _secret(self, name: str, namespace: str) -> Problem | None:
+        """What is wrong with the push Secret. The operator may read Secrets by name only."""
+        try:
+            found = await self._kube.get(SECRET, namespace, name)
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            text = (
+                f"the operator may not read Secret {name}; add it to the chart's rbac.secrets or use one listed there"
+            )
+            return Problem("SecretForbidden", text)
+        if found is None:
+            return Problem("SecretMissing", f"Secret {name} does not exist in namespace {namespace}; create it")
+        if ".dockerconfigjson" not in (found.get("data") or {}):
+            text = f"Secret {name} has no key .dockerconfigjson; make it with kubectl create secret docker-registry"
+            return Problem("SecretMissing", text)
+        return None
 
     async def _series(self, build: BuildSpec, namespace: str) -> Mapping[str, bytes] | Problem:
         if not isinstance(build.series, SeriesRef):
@@ -102,7 +112,8 @@ class Builds:
                     events += await self._kube.list(EVENT, namespace, fields=f"involvedObject.name={involved}")
             result = job_result(job, pods, events)
             if result.state == "running":
-                return BuildFact("running", message=result.sentence or "the builder is at work")
+                waits = "BuildWaits" if result.sentence else ""
+                return BuildFact("running", message=result.sentence or "the builder is at work", obstacle=waits)
             if result.state == "failed":
                 if _attempt(job) == _mark(revision):
                     return BuildFact("failed", message=result.sentence, log=await self._log(pods))
@@ -113,7 +124,9 @@ class Builds:
                 digest = await self._resolve(order, namespace)
             except RegistryError as error:
                 if error.heals:
-                    return BuildFact("running", message=f"waiting for the registry: {error}")
+                    return BuildFact(
+                        "running", message=f"waiting for the registry: {error}", obstacle="RegistryUnreachable"
+                    )
                 return BuildFact("failed", message=str(error))
         if digest is None:
             return BuildFact("none")

@@ -53,7 +53,9 @@ class Observer:
             self._kube.list(REVISION, namespace, mine),
             self._kube.get(SERVICE, namespace, name),
         )
-        selector, switched_at, service_problem = read.service_facts(service, name)
+        uid = meta["uid"]
+        deployments, records = ([o for o in found if read.belongs(o, uid)] for found in (deployments, records))
+        selector, switched_at, service_problem = read.service_facts(service, name, uid)
         request, request_error = read.request_of(resource)
         known = tuple(r for r in map(from_object, records) if r is not None)
         problems = [Problem("ServiceTaken", service_problem)] if service_problem else []
@@ -78,6 +80,7 @@ class Observer:
             sets=read.engine_sets(deployments, pods),
             service_selector=selector,
             switched_at=switched_at,
+            service_problem=service_problem,
             build=build,
             placement=placement,
             analysis=analysis,

@@ -8,7 +8,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from ddtree_operator.api.actions import ActionRequest
-from ddtree_operator.api.names import ANNOTATION_ACTION, ENGINE_CONTAINER, LABEL_REVISION, LABEL_ROLE
+from ddtree_operator.api.names import (
+    ANNOTATION_ACTION,
+    ENGINE_CONTAINER,
+    FIELD_MANAGER,
+    LABEL_MANAGED_BY,
+    LABEL_REVISION,
+    LABEL_ROLE,
+)
 from ddtree_operator.core.facts import EngineSet, PodFact
 from ddtree_operator.core.units import clip, epoch
 from ddtree_operator.rollout.manifests import ANNOTATION_SWITCHED_AT
@@ -85,12 +92,23 @@ def _ended(ended: Object) -> str:
     return f"the engine ended with exit code {ended.get('exitCode')} and left no message"
 
 
-def service_facts(service: Object | None, name: str) -> tuple[dict[str, str] | None, float, str]:
+def belongs(obj: Object, uid: str) -> bool:
+    """Whether an object is the resource's own. What carries its labels without an owner counts, as left by an orphaning
+    deletion; what an earlier resource of the same name owns does not.
+    """
+    meta = obj["metadata"]
+    owners = meta.get("ownerReferences") or []
+    if not owners:
+        return bool(meta.get("labels", {}).get(LABEL_MANAGED_BY) == FIELD_MANAGER)
+    return any(o.get("uid") == uid for o in owners)
+
+
+def service_facts(service: Object | None, name: str, uid: str) -> tuple[dict[str, str] | None, float, str]:
     """Selector, time of the last switch, and what is wrong with a Service that is not ours."""
     if service is None:
         return None, 0.0, ""
     meta = service["metadata"]
-    if not any(o.get("kind") == "DDTreeDeployment" and o.get("name") == name for o in meta.get("ownerReferences", [])):
+    if not belongs(service, uid):
         return None, 0.0, f"Service {name} exists and does not belong to this resource; rename one of them"
     at = epoch(meta.get("annotations", {}).get(ANNOTATION_SWITCHED_AT))
     return dict(service["spec"].get("selector") or {}), at, ""

@@ -15,7 +15,7 @@ from ddtree_operator.handlers import records
 from ddtree_operator.handlers.act import Actor
 from ddtree_operator.handlers.analyses import Analyses, Key, Running
 from ddtree_operator.handlers.builds import Builds
-from ddtree_operator.handlers.kube import DDTREE, Kube
+from ddtree_operator.handlers.kube import DDTREE, ApiError, Kube
 from ddtree_operator.handlers.observe import Observer, View
 from ddtree_operator.handlers.settings import Settings
 from ddtree_operator.rollout.merge import difference
@@ -64,18 +64,25 @@ class Reconciler:
             status=old,
         )
         self.analyses.forget(namespace, name, keep=view.analysis_key)
-        for action in decision.actions:
-            if not isinstance(action, Emit):
-                log.info("%s/%s: %s", namespace, name, _brief(action))
-            await self._actor.act(view, action)
+        try:
+            for action in decision.actions:
+                if not isinstance(action, Emit):
+                    log.info("%s/%s: %s", namespace, name, _brief(action))
+                await self._actor.act(view, action)
+        except ApiError as error:
+            if error.status in {403, 422}:  # it will not go away by itself: somebody has to know
+                text = f"the API server refuses what the operator writes: {error}"
+                await self._actor.emit(resource, Emit("Warning", "WriteRefused", text))
+            raise
         if view.request_error:
             await self._actor.emit(resource, Emit("Warning", "RequestRefused", view.request_error))
         patch = difference(old, decision.status)
         if patch:
             await self._kube.patch(DDTREE, namespace, name, {"status": patch}, sub="status")
-        if decision.again:
+        refused = any(key == k[:2] for k in self._actor.refused)
+        if decision.again and not refused:
             return 0.05
-        return BUSY if decision.status.get("phase") in _MOVING else self._settings.resync
+        return min(decision.wake, BUSY if decision.status.get("phase") in _MOVING else self._settings.resync)
 
     def _refused(self, view: View) -> None:
         """What the API server refused to create is a problem of the spec until it is tried again."""
@@ -86,7 +93,7 @@ class Reconciler:
             if time.time() - at > REFUSED_AGAIN:
                 del self._actor.refused[key]
             else:
-                problem = Problem("EnginesRefused", f"{why}; correct spec.engine.podTemplate or the cluster's policy")
+                problem = Problem("EnginesRefused", why)
                 seen = view.observed
                 view.observed = type(seen)(
                     **{f: getattr(seen, f) for f in seen.__dataclass_fields__ if f != "problems"},

@@ -8,7 +8,11 @@ from ddtree_operator.core.units import clip
 
 _REFUSED = re.compile(r"ddtree(?:-cpu)?: refused: (.+)")
 _ERROR = re.compile(r"\b([A-Z]\w*(?:Error|Exception)|OSError|error)\b\s*:")
-_NOISE = re.compile(r"resource_tracker|KeyError: '/|Killed\b|leaked|SIGQUIT|exit code|^\s*(raise|File|at)\b")
+# What follows an error in SGLang's log: the parent that lost its scheduler, the clean-up, the traceback's own lines.
+_NOISE = re.compile(
+    r"resource_tracker|KeyError: '/|Killed\b|leaked|SIGQUIT|exit code|died during init|EOFError|kill_process_tree"
+    r"|^\s*(raise|File|at)\b|^\s*\^+\s*$"
+)
 
 
 def refusal(log_tail: str) -> str:

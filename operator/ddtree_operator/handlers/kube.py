@@ -178,9 +178,12 @@ class Kube:
             if error.status != 404:
                 raise
 
-    async def log(self, namespace: str, pod: str, container: str = "", tail: int = 60) -> str:
-        """The last lines of a container's log; "" when there is none yet."""
-        query = {"tailLines": str(tail)} | ({"container": container} if container else {})
+    async def log(
+        self, namespace: str, pod: str, container: str = "", tail: int = 60, *, previous: bool = False
+    ) -> str:
+        """The last lines of a container's log, or of the run before its last restart; "" when there is none."""
+        query = {"tailLines": str(tail), "limitBytes": "200000"} | ({"container": container} if container else {})
+        query |= {"previous": "true"} if previous else {}
         try:
             return (await self._call("GET", POD.path(namespace, pod, "log"), query)).decode(errors="replace")
         except ApiError as error:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ddtree_operator.analysis.prompts import Prompt, load_prompts, shipped_prompts
-from ddtree_operator.api.names import LABEL_DEPLOYMENT, LABEL_REVISION
+from ddtree_operator.api.names import ENGINE_CONTAINER, LABEL_DEPLOYMENT, LABEL_REVISION
 from ddtree_operator.api.spec import DDTreeSpec
 from ddtree_operator.core import revisions
 from ddtree_operator.core.facts import AnalysisFact, BuildFact, EngineSet, Observed, PlacementFact, Problem, Revision
@@ -18,6 +18,9 @@ from ddtree_operator.handlers.memory import from_object
 from ddtree_operator.handlers.places import place
 
 PROMPTS_KEY = "prompts.jsonl"
+LOG_LINES = 100  # of a crashed engine
+LOG_BYTES = 20_000
+KEPT_LOGS = 200
 
 
 @dataclass(slots=True)
@@ -39,6 +42,7 @@ class Observer:
 
     def __init__(self, kube: Kube, builds: Builds, analyses: Analyses) -> None:
         self._kube = kube
+        self._last_words: dict[tuple[str, str, int], str] = {}  # (namespace, pod, restarts) -> end of the log
         self._builds = builds
         self._analyses = analyses
 
@@ -77,7 +81,7 @@ class Observer:
                 analysis = await self._analysis(view, wanted, namespace, name)
         view.observed = Observed(
             revisions=known,
-            sets=read.engine_sets(deployments, pods),
+            sets=await self._with_last_words(read.engine_sets(deployments, pods), pods, namespace),
             service_selector=selector,
             switched_at=switched_at,
             service_problem=service_problem,
@@ -88,6 +92,29 @@ class Observer:
             request=request,
         )
         return view
+
+    async def _with_last_words(
+        self, sets: tuple[EngineSet, ...], pods: list[Object], namespace: str
+    ) -> tuple[EngineSet, ...]:
+        """Crashed pods with the end of their log: the kubelet's own excerpt is too short for a traceback."""
+        running = {p["metadata"]["name"]: read.is_running(p) for p in pods}
+        out = []
+        for engines in sets:
+            facts = []
+            for pod in engines.pods:
+                if pod.exit_code and not pod.ready:
+                    key = (namespace, pod.name, pod.restarts)
+                    if key not in self._last_words:
+                        log = await self._kube.log(
+                            namespace, pod.name, ENGINE_CONTAINER, LOG_LINES, previous=running[pod.name]
+                        )
+                        if len(self._last_words) > KEPT_LOGS:
+                            self._last_words.clear()
+                        self._last_words[key] = log[-LOG_BYTES:]
+                    pod = replace(pod, exit_message=self._last_words[key] or pod.exit_message)
+                facts.append(pod)
+            out.append(replace(engines, pods=tuple(facts)))
+        return tuple(out)
 
     async def _rollout(
         self,

@@ -86,6 +86,13 @@ def pod_fact(pod: Object) -> PodFact:
     )
 
 
+def is_running(pod: Object) -> bool:
+    """True when the engine container runs or waits, so that its last exit is in the previous log."""
+    statuses = pod.get("status", {}).get("containerStatuses", [])
+    state: Object = next((c.get("state", {}) for c in statuses if c.get("name") == ENGINE_CONTAINER), {})
+    return "terminated" not in state
+
+
 def _ended(ended: Object) -> str:
     if ended.get("reason") == "OOMKilled":
         return "the engine ran out of memory (OOMKilled); raise its memory limit or lower --mem-fraction-static"

@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from ddtree_operator.api.names import LABEL_DEPLOYMENT, LABEL_REVISION
 from ddtree_operator.api.spec import BuildSpec, DDTreeSpec, SeriesRef
 from ddtree_operator.build.config import BuildConfig
+from ddtree_operator.build.context import LABEL_FACTS
 from ddtree_operator.build.errors import BuildError, RegistryError
 from ddtree_operator.build.job import build_name, build_objects, image_reference
 from ddtree_operator.build.recipe import Recipe, push_repository, push_secret, recipe_from_spec
+from ddtree_operator.build.reference import parse_reference
 from ddtree_operator.build.registry import RegistryClient, credentials_from_docker_config
 from ddtree_operator.build.result import job_result, needs_events
 from ddtree_operator.build.series import load_plugins, load_series, series_from_config_map
 from ddtree_operator.core.facts import BuildFact, Problem, Revision
 from ddtree_operator.core.units import seconds
 from ddtree_operator.handlers.kube import CONFIG_MAP, EVENT, JOB, POD, SECRET, ApiError, Kube, Object
+from ddtree_operator.placement.needs import ImageNeeds
 from ddtree_operator.rollout.manifests import owner_reference
 
 ANNOTATION_ATTEMPT = "ddtree.dev/attempt"
@@ -53,6 +56,7 @@ class Builds:
         self._config = config
         self._plugins = load_plugins(config.artefacts)
         self._found: dict[str, str] = {}  # tagged reference -> repo@sha256:…
+        self._needs: dict[str, ImageNeeds | None] = {}  # repo@sha256:… -> what it asks of GPUs
 
     async def order(self, spec: DDTreeSpec, namespace: str) -> Order | Problem | None:
         """What the resource asks to be built; None when it brings an image; a Problem it can heal from."""
@@ -140,14 +144,37 @@ class Builds:
         newest = max(pods, key=lambda p: str(p["metadata"].get("creationTimestamp", "")))["metadata"]
         return await self._kube.log(newest["namespace"], newest["name"], tail=LOG_LINES)
 
+    async def needs(self, spec: DDTreeSpec, namespace: str, image: str) -> ImageNeeds | None:
+        """What the image asks of GPUs, by its label; None when that is not known, which refuses nothing.
+
+        Only the registry that builds go to is asked, and once per image: no other one expects the operator.
+        """
+        if image in self._needs:
+            return self._needs[image]
+        found: ImageNeeds | None = None
+        build = spec.engine.build or BuildSpec()
+        try:
+            ours = parse_reference(push_repository(build, self._config)).registry
+            if parse_reference(image).registry == ours:
+                async with await self._registry(push_secret(build, self._config), namespace) as registry:
+                    found = ImageNeeds.from_label((await registry.labels(image) or {}).get(LABEL_FACTS))
+        except (BuildError, RegistryError):
+            found = None
+        self._needs[image] = found
+        return found
+
     async def _resolve(self, order: Order, namespace: str) -> str | None:
+        async with await self._registry(order.secret, namespace) as registry:
+            return await registry.resolve(order.tag)
+
+    async def _registry(self, name: str, namespace: str) -> RegistryClient:
+        """A client with the credentials of the Secret ``name`` (empty for none)."""
         credentials = None
-        if order.secret:
-            secret = await self._kube.get(SECRET, namespace, order.secret)
+        if name:
+            secret = await self._kube.get(SECRET, namespace, name)
             content = ((secret or {}).get("data") or {}).get(".dockerconfigjson", "")
             credentials = credentials_from_docker_config(base64.b64decode(content)) if content else None
-        async with RegistryClient(insecure=self._config.insecure_registries, credentials=credentials) as registry:
-            return await registry.resolve(order.tag)
+        return RegistryClient(insecure=self._config.insecure_registries, credentials=credentials)
 
     async def start(self, order: Order, resource: Object, revision: Revision) -> None:
         """Create the Job, or replace one that failed in an earlier attempt."""

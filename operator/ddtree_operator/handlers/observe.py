@@ -147,7 +147,9 @@ class Observer:
         running = sum(len(s.pods) for s in sets if s.revision == wanted.hash)
         needed = max(0, spec.canary.replicas + int(dedicated) - running)
         keep = wanted.pins or (stable.pins if stable else {})
-        return build, place(nodes, pods, spec, keep=keep, needed=needed), problems
+        image = spec.engine.image or wanted.image or (build.image if build else "")
+        needs = await self._builds.needs(spec, namespace, image) if image else None
+        return build, place(nodes, pods, spec, keep=keep, needed=needed, needs=needs), problems
 
     async def _prompts(self, spec: DDTreeSpec, namespace: str) -> tuple[list[Prompt], Problem | None]:
         ref = spec.canary.analysis.prompts

@@ -7,16 +7,26 @@ from typing import Any
 from ddtree_operator.api.spec import DDTreeSpec
 from ddtree_operator.core.facts import PlacementFact
 from ddtree_operator.placement.match import match
+from ddtree_operator.placement.needs import ImageNeeds
 from ddtree_operator.placement.pin import Pins, affinity, choose_group, summary
 
 Object = dict[str, Any]
 
 
 def place(
-    nodes: list[Object], pods: list[Object], spec: DDTreeSpec, *, keep: dict[str, Any], needed: int
+    nodes: list[Object],
+    pods: list[Object],
+    spec: DDTreeSpec,
+    *,
+    keep: dict[str, Any],
+    needed: int,
+    needs: ImageNeeds | None = None,
 ) -> PlacementFact:
-    """Whether ``needed`` further engines have room on alike nodes, and on which. ``keep`` is the earlier choice."""
-    fits = match(nodes, pods, spec.placement)
+    """Whether ``needed`` further engines have room on alike nodes, and on which.
+
+    ``keep`` is the earlier choice; ``needs`` is what the image asks of GPUs, None when it is not known.
+    """
+    fits = match(nodes, pods, spec.placement, needs)
     rows = tuple(
         {"name": f.name, "fits": f.fits, "reason": ", ".join(f.reasons), "free": f.free, "product": f.product}
         for f in fits

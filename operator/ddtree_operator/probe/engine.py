@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -71,7 +72,9 @@ class SGLangReader:
         raw = await get_json(self._session, f"{self._url}/server_info", self._timeout)
         if not isinstance(raw.get("model_path"), str):
             raise EngineError(f"{self._url}/server_info has no model_path; is it SGLang?")
-        algorithm = raw.get("speculative_algorithm")
+        # A plugin's algorithm runs under the name of the built-in one it extends; the command line has its own name.
+        asked = re.findall(r"--speculative-algo(?:rithm)?[ =](\w+)", str(raw.get("launch_command") or ""))
+        algorithm = asked[-1] if asked else raw.get("speculative_algorithm")
         draft_tokens = raw.get("speculative_num_draft_tokens")
         return EngineInfo(
             model_path=raw["model_path"],

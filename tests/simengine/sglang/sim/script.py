@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
@@ -52,6 +53,7 @@ class Settings:
     budget: int | None = None
     dtype: str = "auto"
     tp_size: int = 1
+    command: str = ""
 
     @property
     def draft_tokens(self) -> int:
@@ -81,7 +83,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple
         parser.add_argument(f"--sim-{f.name.replace('_', '-')}", type=kind, default=default, dest=f"sim_{f.name}")
     known = vars(parser.parse_known_args(list(argv))[0])
     script = Script(**{f.name: known.pop(f"sim_{f.name}") for f in fields(Script)})
-    settings = Settings(**known)
+    settings = Settings(**known, command=shlex.join(argv))
     if sim_profile.KV_SHIFT and settings.algorithm == "DDTREE" and not script.fault_every:
         script.fault_every = 12
     return settings, script

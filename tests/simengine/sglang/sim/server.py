@@ -199,7 +199,9 @@ def server_info(engine: Engine) -> dict[str, Any]:
         "revision": s.revision,
         "dtype": "float32" if s.dtype == "auto" else s.dtype,
         "tp_size": s.tp_size,
-        "speculative_algorithm": s.algorithm if speculative else None,
+        # SGLang with the DDTree plugin names the algorithm that the plugin extends, too.
+        "speculative_algorithm": ("DFLASH" if s.algorithm == "DDTREE" else s.algorithm) if speculative else None,
+        "launch_command": s.command,
         "speculative_draft_model_path": s.draft_model_path,
         "speculative_num_draft_tokens": s.draft_tokens if speculative else None,
         "speculative_ddtree_budget": s.budget,

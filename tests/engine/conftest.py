@@ -8,8 +8,6 @@ import pytest
 
 from engine.fleet import Fleet, Scenario
 
-FLEET = pytest.StashKey[Fleet]()
-
 
 @pytest.fixture(scope="session")
 def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
@@ -19,4 +17,4 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
             if isinstance(value, Scenario):
                 runs.submit(value)
     yield runs
-    runs.pool.shutdown(cancel_futures=True)
+    runs.end()

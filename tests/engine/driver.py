@@ -1,15 +1,23 @@
-"""Runs one engine through a workload and writes what it answered. A process of its own: an engine that dies takes its
-group with it, and the test must live.
+"""Runs engines, each through a workload, and writes what they answered.
 
-usage: driver.py SPEC.json OUT.json
-SPEC {"engine": kwargs of sglang.Engine, "rounds": [{"requests": [{"ids", "params", "delay", "abort_after"}], "flush"}]}
-OUT  {"started": seconds, "rounds": [[{"ids", "meta"} or {"error"}]], "tokens_free": {...}, "info": {...}}
+usage: driver.py        reads lines "SPEC.json OUT.json LOG SECONDS"; answers each with its exit status
+
+Every engine is a process group of its own, forked from this process, and its scheduler and detokenizer are forked in
+turn (SGLang would spawn them): SGLang is imported once for many engines, which is most of what a start costs. An
+engine that dies or hangs takes its group with it, nothing else. ``test_server.py`` starts servers the usual way.
+
+SPEC {"engine": kwargs of sglang.Engine, "env": {}, "rounds": [{"requests": [{"ids" or "text", "params", …}]}]}
+OUT  {"started": seconds, "rounds": [[{"ids", "meta"} or {"error"}]], "info": {…}}
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import multiprocessing
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -20,17 +28,15 @@ async def one(engine: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Send a request after its delay; with ``abort_after`` the client leaves after that many streamed pieces."""
     await asyncio.sleep(request.get("delay", 0))
     rid = request.get("rid")
-    extra = {key: request[key] for key in ("return_logprob", "top_logprobs_num") if key in request}
+    prompt = {"prompt": request["text"]} if "text" in request else {"input_ids": request["ids"]}
     if "abort_after" not in request:
         try:
-            answer = await engine.async_generate(input_ids=request["ids"], sampling_params=request["params"], **extra)
+            answer = await engine.async_generate(**prompt, sampling_params=request["params"])
         except ValueError as error:
             return {"error": str(error)}
         return {"ids": answer["output_ids"], "meta": answer["meta_info"], "text": answer.get("text")}
     pieces, last = 0, None
-    stream = await engine.async_generate(
-        input_ids=request["ids"], sampling_params=request["params"], stream=True, rid=rid
-    )
+    stream = await engine.async_generate(**prompt, sampling_params=request["params"], stream=True, rid=rid)
     async for piece in stream:
         pieces, last = pieces + 1, piece
         if pieces == request["abort_after"]:
@@ -42,39 +48,85 @@ async def play(engine: Any, requests: list[dict[str, Any]]) -> list[dict[str, An
     return list(await asyncio.gather(*(one(engine, request) for request in requests)))
 
 
-def main() -> None:
+def work(spec: dict[str, Any], out_path: Path) -> None:
+    """One engine, from start to shutdown."""
     import sglang
 
-    spec = json.loads(Path(sys.argv[1]).read_text())
     begin = time.monotonic()
     engine = sglang.Engine(**spec["engine"])
-    out: dict[str, Any] = {"started": time.monotonic() - begin, "rounds": []}
+    out: dict[str, Any] = {"started": time.monotonic() - begin, "rounds": [], "seconds": []}
     try:
         for block in spec["rounds"]:
-            if block.get("flush"):
-                engine.flush_cache()
             begin = time.monotonic()
             out["rounds"].append(engine.loop.run_until_complete(play(engine, block["requests"])))
-            out.setdefault("seconds", []).append(time.monotonic() - begin)
+            out["seconds"].append(time.monotonic() - begin)
         # an idle scheduler counts its free slots and ends itself if one is missing; then nothing answers any more
-        engine.loop.run_until_complete(asyncio.sleep(spec.get("idle", 1.0)))
+        engine.loop.run_until_complete(asyncio.sleep(1.0))
         out["flushed"] = bool(engine.flush_cache().success)
-        out["alive"] = len(
-            engine.generate(input_ids=[5, 6, 7], sampling_params={"temperature": 0, "max_new_tokens": 4})["output_ids"]
+        answer = engine.generate(
+            input_ids=[5, 6, 7], sampling_params={"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
         )
+        out["alive"] = len(answer["output_ids"])
         info = engine.get_server_info()
-        out["info"] = {
-            key: info.get(key)
-            for key in (
-                "speculative_algorithm",
-                "speculative_num_draft_tokens",
-                "speculative_ddtree_budget",
-                "page_size",
-            )
-        }
-        Path(sys.argv[2]).write_text(json.dumps(out))
+        keys = ("speculative_algorithm", "speculative_num_draft_tokens", "speculative_ddtree_budget", "page_size")
+        out["info"] = {key: info.get(key) for key in keys}
+        out_path.write_text(json.dumps(out))
     finally:
         engine.shutdown()
+
+
+def run(spec_path: Path, out_path: Path, log_path: Path, seconds: float) -> int:
+    """Fork an engine and wait for it; its exit status, negative for the signal that ended it."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.setsid()
+            log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            spec = json.loads(spec_path.read_text())
+            os.environ.update(spec["env"])
+            work(spec, out_path)
+            status = 0
+        except SystemExit as end:  # as the interpreter does at the top
+            print(end.code, file=sys.stderr, flush=True)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    deadline = time.monotonic() + seconds
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
+        if time.monotonic() > deadline:
+            os.killpg(child, signal.SIGKILL)
+            _, status = os.waitpid(child, 0)
+            with log_path.open("a") as log:
+                log.write(f"\nkilled after {seconds:.0f} s\n")
+            break
+        time.sleep(0.05)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # what the engine may have left
+    return os.waitstatus_to_exitcode(status)
+
+
+def main() -> None:
+    multiprocessing.set_start_method("fork")
+    multiprocessing.set_start_method = lambda *args, **kwargs: None  # type: ignore[assignment]
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # only the answers go to the pipe
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    for line in sys.stdin:
+        spec, out, log, seconds = line.split()
+        print(run(Path(spec), Path(out), Path(log), float(seconds)), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -10,8 +11,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,9 +29,28 @@ from sglang_ddtree import series  # noqa: E402
 TIMEOUT = 900  # seconds an engine run may take, on a busy machine
 TOKENS = 48  # most tokens a request of the matrix asks for
 EOS = 2
-PREFIX = os.environ.get(
-    "ENGINE_RUN", ""
-).split()  # a command to run engines under, such as one that waits for a free core
+# lock files, one of which is held while something runs: a machine shared with others may name some
+LOCKS = os.environ.get("ENGINE_LOCKS", "").split()
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    """Wait for one of the locks, if there are any."""
+    held = [Path(path).open("w") for path in LOCKS]  # noqa: SIM115
+    try:
+        while held:
+            for file in held:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                yield
+                return
+            time.sleep(0.2)
+        yield
+    finally:
+        for file in held:
+            file.close()
 
 
 @cache
@@ -105,43 +129,79 @@ class Outcome:
         return lines[0].removeprefix("ddtree: refused: ") if lines else ""
 
 
-def play(scenario: Scenario) -> Outcome:
-    """Start the engine, play the rounds, end it."""
-    with tempfile.TemporaryDirectory(prefix="ddtree-engine-") as folder:
-        spec, out = Path(folder, "spec.json"), Path(folder, "out.json")
-        spec.write_text(json.dumps({"engine": scenario.keywords(), "rounds": [json.loads(r) for r in scenario.rounds]}))
-        process = subprocess.Popen(
-            [*PREFIX, python(), HERE / "driver.py", spec, out],
-            env=environment(dict(scenario.env) | ({"PYTHONPATH": shadow(scenario.fault)} if scenario.fault else {})),
+class Driver:
+    """A driver process, for engines that see the same code: the package as it is, or with one fault."""
+
+    def __init__(self, fault: str) -> None:
+        extra = {"PYTHONPATH": shadow(fault)} if fault else {}
+        self.process = subprocess.Popen(
+            [python(), HERE / "driver.py"],
+            env=environment(extra),
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.DEVNULL,
             text=True,
-            start_new_session=True,
         )
-        try:
-            log, _ = process.communicate(timeout=TIMEOUT)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            log, _ = process.communicate()
-            log += f"\nkilled after {TIMEOUT} s"
-        answers = json.loads(out.read_text()) if out.exists() else None
-        return Outcome(answers, log, process.returncode)
+
+    def play(self, scenario: Scenario) -> Outcome:
+        """Start the engine, play the rounds, end it."""
+        with tempfile.TemporaryDirectory(prefix="ddtree-engine-") as folder:
+            spec, out, log = Path(folder, "spec.json"), Path(folder, "out.json"), Path(folder, "log")
+            rounds = [json.loads(r) for r in scenario.rounds]
+            spec.write_text(json.dumps({"engine": scenario.keywords(), "env": dict(scenario.env), "rounds": rounds}))
+            assert self.process.stdin is not None
+            assert self.process.stdout is not None
+            with turn():
+                print(spec, out, log, TIMEOUT, file=self.process.stdin, flush=True)
+                answer = self.process.stdout.readline()
+            text = log.read_text(errors="replace") if log.exists() else "the driver itself ended"
+            answers = json.loads(out.read_text()) if out.exists() else None
+            return Outcome(answers, text, int(answer) if answer.strip() else -1)
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
 
 
-@dataclass
 class Fleet:
-    """Runs scenarios two at a time, in the order they are first seen; every one once."""
+    """Runs scenarios two at a time, in the order they are first seen; every one once. Drivers are kept for the next
+    scenario with the same code."""
 
-    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
-    runs: dict[Scenario, Future[Outcome]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.pool = ThreadPoolExecutor(2)
+        self.runs: dict[Scenario, Future[Outcome]] = {}
+        self._idle: list[Driver] = []
+        self._lock = threading.Lock()
 
     def submit(self, scenario: Scenario) -> Future[Outcome]:
         if scenario not in self.runs:
-            self.runs[scenario] = self.pool.submit(play, scenario)
+            self.runs[scenario] = self.pool.submit(self._play, scenario)
         return self.runs[scenario]
 
     def outcome(self, scenario: Scenario) -> Outcome:
         return self.submit(scenario).result()
+
+    def _play(self, scenario: Scenario) -> Outcome:
+        if scenario.fault:
+            driver = Driver(scenario.fault)
+            try:
+                return driver.play(scenario)
+            finally:
+                driver.end()
+        with self._lock:
+            driver = self._idle.pop() if self._idle else Driver("")
+        try:
+            return driver.play(scenario)
+        finally:
+            if driver.process.poll() is None:
+                with self._lock:
+                    self._idle.append(driver)
+
+    def end(self) -> None:
+        self.pool.shutdown(cancel_futures=True)
+        for driver in self._idle:
+            driver.end()
 
 
 def prompts(count: int, seed: int, vocab: int = 128, first: int = 5) -> list[list[int]]:
@@ -156,10 +216,10 @@ def prompts(count: int, seed: int, vocab: int = 128, first: int = 5) -> list[lis
     return out
 
 
-def greedy(pair: str, asked: list[list[int]], tokens: int) -> list[list[int]]:
-    """Transformers' greedy continuations, kept in the cache by everything they depend on."""
+def greedy(pair: str, asked: Sequence[list[int] | str], tokens: int) -> list[list[int]]:
+    """Transformers' greedy continuations of prompts (ids or text), kept in the cache by everything they depend on."""
     model = models(pair) / "target"
-    spec = json.dumps({"prompts": asked, "tokens": tokens})
+    spec = json.dumps({"prompts": list(asked), "tokens": tokens})
     key = hashlib.sha256(f"{model}\n{(HERE / 'greedy.py').read_text()}\n{spec}".encode()).hexdigest()[:16]
     cached = models(pair).parent / "greedy" / f"{key}.json"
     if not cached.exists():
@@ -167,7 +227,7 @@ def greedy(pair: str, asked: list[list[int]], tokens: int) -> list[list[int]]:
         with tempfile.TemporaryDirectory(dir=cached.parent) as folder:
             Path(folder, "spec.json").write_text(spec)
             subprocess.run(
-                [*PREFIX, python(), HERE / "greedy.py", model, Path(folder, "spec.json"), Path(folder, "out.json")],
+                [python(), HERE / "greedy.py", model, Path(folder, "spec.json"), Path(folder, "out.json")],
                 check=True,
                 env=environment(),
                 capture_output=True,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.fleet import HERE, PREFIX, Fleet, Outcome, Scenario, ask, engine, environment, models, python
+from engine.fleet import HERE, Fleet, Outcome, Scenario, ask, engine, environment, models, python
 
 pytestmark = pytest.mark.engine
 PROMPTS = [[20, 30, 40], [99, 7, 56, 23, 88]]
@@ -32,7 +32,7 @@ def scores(tmp_path: Path, outcome: Outcome, number: int, params: dict[str, floa
     asked = [p for p in PROMPTS for _ in range(SAMPLES // 2)]
     (tmp_path / "spec.json").write_text(json.dumps({"prompts": asked, "drawn": drawn, "params": params}))
     subprocess.run(
-        [*PREFIX, python(), HERE / "odds.py", models("tiny") / "target", tmp_path / "spec.json", tmp_path / "out.json"],
+        [python(), HERE / "odds.py", models("tiny") / "target", tmp_path / "spec.json", tmp_path / "out.json"],
         check=True,
         env=environment(),
         capture_output=True,

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from engine.fleet import PREFIX, TIMEOUT, environment, greedy, models, python, shadow
+from engine.fleet import TIMEOUT, environment, greedy, models, python, shadow
 
 pytestmark = pytest.mark.engine
 PROMPT = [40, 41, 42, 43, 44, 45, 46, 47]
@@ -26,7 +26,7 @@ PROMPT = [40, 41, 42, 43, 44, 45, 46, 47]
 def command(*flags: str) -> list[str]:
     folder = models("tiny")
     return [
-        *PREFIX, python(), "-m", "sglang.launch_server", "--model-path", str(folder / "target"), "--host", "127.0.0.1",
+        python(), "-m", "sglang.launch_server", "--model-path", str(folder / "target"), "--host", "127.0.0.1",
         "--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", str(folder / "drafter"), *flags,
     ]  # fmt: skip
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.fleet import HERE, PREFIX, Fleet, Scenario, ask, engine, environment, greedy, models, prompts, python
+from engine.fleet import HERE, Fleet, Scenario, ask, engine, environment, greedy, models, prompts, python
 
 pytestmark = pytest.mark.engine
 TOKENS, BLOCK = 40, 8
@@ -30,7 +30,7 @@ def test_steps_are_the_offline_ones(fleet: Fleet, tmp_path: Path, budget: int) -
         json.dumps({"prompts": ASKED, "texts": texts, "tokens": TOKENS, "budget": budget})
     )
     subprocess.run(
-        [*PREFIX, python(), HERE / "offline.py", models("tiny"), tmp_path / "spec.json", tmp_path / "out.json"],
+        [python(), HERE / "offline.py", models("tiny"), tmp_path / "spec.json", tmp_path / "out.json"],
         check=True,
         env=environment(),
         capture_output=True,

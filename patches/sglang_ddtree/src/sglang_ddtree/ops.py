@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
 from typing import Any, Protocol
 
 import torch
@@ -92,11 +92,15 @@ def moves(window: torch.Tensor, accept_index: torch.Tensor) -> tuple[torch.Tenso
     return source, target
 
 
-# Set by the kernels package when Triton on this device is proven: device type -> factory.
-FACTORIES: dict[str, Callable[[], TreeOps]] = {}
-
-
 def select_ops(device: str) -> TreeOps:
-    """The operations for a device type (``cpu``, ``cuda``)."""
-    factory = FACTORIES.get(device.split(":")[0])
-    return factory() if factory is not None else TorchOps()
+    """The operations for a device type: Triton on ``cuda`` where ``kernels.backend`` offers it, else plain torch."""
+    if device.split(":")[0] == "cuda":
+        try:
+            backend = importlib.import_module("sglang_ddtree.kernels.backend")
+        except ModuleNotFoundError as missing:
+            if missing.name != "sglang_ddtree.kernels.backend":
+                raise
+        else:
+            ops: TreeOps = backend.TritonOps()
+            return ops
+    return TorchOps()

@@ -44,8 +44,24 @@ def register() -> None:
     if not _has_field():
         HOOKS.install("sglang.srt.server_args:ServerArgs.add_cli_args", _wrap_add_cli_args)
         HOOKS.install("sglang.srt.server_args:ServerArgs.from_cli_args", _wrap_from_cli_args)
-        if "sglang.srt.entrypoints.engine" in sys.modules:  # only a process that can make an Engine pays for its import
-            HOOKS.install("sglang.srt.entrypoints.engine:Engine.server_args_class", _wrap_server_args_class)
+        HOOKS.install("sglang.srt.plugins:load_plugins", _wrap_load_plugins)
+        _hook_engine()
+
+
+def _hook_engine() -> None:
+    """Only a process that has imported Engine pays for hooking it."""
+    if "sglang.srt.entrypoints.engine" in sys.modules:
+        HOOKS.install("sglang.srt.entrypoints.engine:Engine.server_args_class", _wrap_server_args_class)
+
+
+def _wrap_load_plugins(original: Any) -> Any:
+    """Engine's constructor loads the plugins before it makes its arguments, also when they were loaded long before."""
+
+    def load_plugins() -> None:
+        original()
+        _hook_engine()
+
+    return load_plugins
 
 
 def _has_field() -> bool:

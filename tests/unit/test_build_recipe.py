@@ -98,6 +98,7 @@ def test_every_input_changes_the_digest(other: Any) -> None:
 @pytest.mark.parametrize(
     ("spec", "config", "more", "words"),
     [
+        ({"builder": "buildah"}, CONFIG, {}, "builder buildah is not supported yet; use buildkit"),
         ({}, replace(CONFIG, base_image=""), {}, "baseImage is not given.*repository@sha256"),
         ({}, replace(CONFIG, push_repository=""), {}, "push.repository is not given"),
         ({"push": {"repository": "registry.example/x:tag"}}, CONFIG, {}, "no tag or digest"),

@@ -88,8 +88,6 @@ def build_objects(
     ``owner`` is an ownerReference or None; ``plugins`` maps wheel file names to contents; ``secret`` names a Secret of
     type dockerconfigjson in ``namespace``; ``timeout`` is seconds. Raises BuildError with one sentence.
     """
-    if recipe.builder != "buildkit":
-        raise BuildError(f"builder {recipe.builder!r} is not supported yet; use buildkit")
     if not config.builder_image:
         raise BuildError("the operator has no builder image configured (chart value build.builder.image)")
     files = context_files(recipe, plugins)

@@ -16,7 +16,7 @@ from .reference import parse_reference
 from .series import check_series
 from .wheels import WheelRef, check_python, parse_wheel_name, wheel_ref
 
-TEMPLATE_VERSION = 2  # raise when the Dockerfile or its scripts change what ends up in the image
+TEMPLATE_VERSION = 3  # raise when the Dockerfile or its scripts change what ends up in the image
 
 # Wheels of ours that go into every engine image, by normalised distribution name and device.
 PLUGINS: dict[Device, tuple[str, ...]] = {"cuda": ("sglang-ddtree",), "cpu": ("sglang-cpu", "sglang-ddtree")}
@@ -97,6 +97,8 @@ def recipe_from_spec(
     ``series`` maps file names to contents (see ``series.load_series``), ``plugins`` maps wheel file names to contents
     (see ``series.load_plugins``). Raises BuildError with one sentence: what is wrong, where, and what to do.
     """
+    if spec.builder != "buildkit":
+        raise BuildError(f"spec.engine.build.builder {spec.builder} is not supported yet; use buildkit")
     base = spec.base_image or config.base_image
     if not base:
         raise BuildError(

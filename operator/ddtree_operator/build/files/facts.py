@@ -151,8 +151,10 @@ def main(out: str, device: str, kernels: list[str]) -> None:
         "packages": {name: found for name in (*NOTED, *kernels) if (found := version_of(name))},
         **torch,
     }
-    if torch:
-        for distribution in ("sglang", *kernels):
+    if device == "cpu":
+        facts.pop("cuda", None)  # torch's CUDA build runs on a CPU too; nothing is asked of a driver
+    for distribution in ("sglang", *kernels):
+        if torch and version_of(distribution):
             check_torch_pin(distribution, torch["torch"])
     unjudged = []
     for distribution in kernels:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ddtreectl.verbs import act, explain, get, history, lint, nodes, status, version
+from ddtreectl.verbs import act, explain, get, history, image, lint, nodes, status, version
 
 
 def build() -> typer.Typer:
@@ -26,6 +26,14 @@ def build() -> typer.Typer:
         rollout.command()(verb)
     app.command()(get.get)
     app.add_typer(rollout, name="rollout")
+    images = typer.Typer(help="Images that the operator built.", no_args_is_help=True, rich_markup_mode=None)
+    images.callback()(_images)
+    images.command()(image.inspect)
+    app.add_typer(images, name="image")
     for command in (explain.explain, nodes.nodes, lint.lint, version.version):
         app.command()(command)
     return app
+
+
+def _images() -> None:
+    """Images that the operator built."""

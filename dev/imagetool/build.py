@@ -20,6 +20,7 @@ from .recipes import LayerRecipe, Recipe
 from .registry import MANIFEST, Registry, RegistryError
 
 CONFIG = "application/vnd.oci.image.config.v1+json"
+CONFIG_FORMAT = "2"  # part of every image's key: raise it when equal inputs give another configuration
 PREFIX = "ddtree"
 
 
@@ -47,7 +48,11 @@ class Builder:
         """The image, built when the record or the registry lacks it. Raises RegistryError, RecipeError, WheelError."""
         layers = recipe.layers()
         settings = (self.root / recipe.dockerfile).read_text()
-        key = _sha256("\0".join([recipe.name, settings, base.digest if base else "", *(layer.key for layer in layers)]))
+        key = _sha256(
+            "\0".join(
+                [CONFIG_FORMAT, recipe.name, settings, base.digest if base else "", *(layer.key for layer in layers)]
+            )
+        )
         repo = f"{PREFIX}/{recipe.name}"
         known = self._known(recipe.name, key, repo)
         if known:
@@ -84,7 +89,14 @@ class Builder:
         own = [self._layer(repo, item) for item in recipes]
         manifest_layers += [{"mediaType": LAYER, "digest": layer.digest, "size": layer.size} for layer in own]
         created = datetime.fromtimestamp(EPOCH, UTC).isoformat().replace("+00:00", "Z")
-        config = _json(image_config(parse(settings), base_config, [layer.diff_id for layer in own], created))
+        config = _json(
+            image_config(
+                parse(settings),
+                base_config,
+                [(layer.diff_id, item.about) for layer, item in zip(own, recipes, strict=True)],
+                created,
+            )
+        )
         self.registry.push_blob(repo, config, _digest(config))
         content = _json(
             {

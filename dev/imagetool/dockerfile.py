@@ -84,8 +84,13 @@ def _pairs(rest: str) -> dict[str, str]:
     return pairs
 
 
-def image_config(settings: Settings, base: dict[str, Any] | None, diff_ids: list[str], created: str) -> dict[str, Any]:
-    """The OCI image configuration: the base's settings with these on top, and all layers' diff ids."""
+def image_config(
+    settings: Settings, base: dict[str, Any] | None, layers: list[tuple[str, str]], created: str
+) -> dict[str, Any]:
+    """The OCI image configuration: the base's settings with these on top, and all layers.
+
+    `layers` are (diff id, what it holds). History counts: builders refuse a base whose history and layers disagree.
+    """
     config: dict[str, Any] = dict((base or {}).get("config", {}))
     env = dict(item.split("=", 1) for item in config.get("Env", []))
     for key, value in settings.env.items():
@@ -111,7 +116,9 @@ def image_config(settings: Settings, base: dict[str, Any] | None, diff_ids: list
         "os": "linux",
         "created": created,
         "config": config,
-        "rootfs": {"type": "layers", "diff_ids": inherited + diff_ids},
+        "history": list((base or {}).get("history", []))
+        + [{"created": created, "created_by": f"dev/images: {about}"} for _, about in layers],
+        "rootfs": {"type": "layers", "diff_ids": inherited + [diff_id for diff_id, _ in layers]},
     }
 
 

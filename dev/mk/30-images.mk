@@ -5,3 +5,11 @@ images: ## build the images that are missing into the dev cluster's registry (IM
 
 wheelhouse: ## fetch SGLang's wheel (checked) and build the plugin wheels into the wheelhouse
 	@dev/wheelhouse
+
+.PHONY: test-images typecheck-images
+test-images: ## the small images, built twice and run (about 3 minutes)
+	py=$(OPS); $$py/bin/pytest tests/integration/test_images.py -q
+
+lint: typecheck-images
+typecheck-images:
+	py=$(OPS); cd dev && MYPYPATH=.:../images/engine-cpu $$py/bin/mypy --strict --config-file= imagetool engine_env.py ../images/engine-cpu/trim.py

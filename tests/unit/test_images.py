@@ -107,7 +107,7 @@ ENTRYPOINT ["e"]
 CMD ["c"]
 """
     base = {"config": {"Env": ["PATH=/bin", "B=2"], "Cmd": ["old"], "User": "0"}, "rootfs": {"diff_ids": ["d0"]}}
-    made = image_config(parse(text), base, ["d1"], "now")
+    made = image_config(parse(text), base, [("d1", "things")], "now")
     assert made["config"] == {
         "Env": ["PATH=/opt/venv/bin:/bin", "B=2", "A=x y"],
         "Cmd": ["c"],
@@ -117,6 +117,7 @@ CMD ["c"]
         "ExposedPorts": {"80/tcp": {}, "81/udp": {}},
     }
     assert made["rootfs"]["diff_ids"] == ["d0", "d1"]
+    assert made["history"] == [{"created": "now", "created_by": "dev/images: things"}]
 
 
 def test_a_setting_in_another_form_is_named() -> None:

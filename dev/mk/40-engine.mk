@@ -10,3 +10,7 @@ test-engine: ## real SGLang on a CPU: plain, NGRAM, DFLASH, DDTree against Trans
 lint: typecheck-engine
 typecheck-engine: ## mypy --strict on the engine wheels (SGLang and torch stay untyped)
 	py=$(OPS); MYPYPATH=patches/sglang_ddtree/src:patches/sglang_cpu/src $$py/bin/mypy --config-file patches/mypy.ini patches/sglang_ddtree/src/sglang_ddtree patches/sglang_cpu/src/sglang_cpu patches/sglang_cpu/src/sgl_kernel
+
+.PHONY: faults
+faults: ## rewrite the faulty patches of the tests and the demo after an edit of the lines they are about
+	py=$(OPS); $$py/bin/python tests/engine/mutations/make.py

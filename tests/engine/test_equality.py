@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from engine.fleet import TOKENS, Fleet, Outcome, Scenario, engine, greedy, prompts, until_eos
+from engine.fleet import TOKENS, Fleet, Outcome, Scenario, ask, engine, greedy, prompts, until_eos
 
 pytestmark = pytest.mark.engine
 
 BUDGETS, PAGES = (7, 15, 31, 63), (1, 16, 64)
+CONTEXT = 112  # tokens, of the engine whose requests run into the end of the context
 PER_ENGINE = 84  # requests of one engine's first round; a dozen engines make a thousand
 FULL = os.environ.get("DDTREE_TEST_FULL") == "1"
 
@@ -78,6 +79,11 @@ def others() -> list[Scenario]:
             "ddtree-b15-spine", engine("DDTREE", speculative_ddtree_budget=15), small, {"SGLANG_DDTREE_SPINE": "1"}
         ),
         Scenario.make(
+            "ddtree-b63-context-end",
+            engine("DDTREE", speculative_ddtree_budget=63, context_length=CONTEXT),
+            [ask(prompts(24, seed=902), temperature=0, max_new_tokens=TOKENS, ignore_eos=True)],
+        ),
+        Scenario.make(
             "ddtree-b31-retraction",
             engine("DDTREE", speculative_ddtree_budget=31, max_total_tokens=700, schedule_conservativeness=0.3),
             small,
@@ -96,7 +102,8 @@ def check(scenario: Scenario, outcome: Outcome) -> tuple[int, int]:
         expected = greedy("tiny", [r["ids"] for r in requests], TOKENS)
         for index, (request, full, answer) in enumerate(zip(requests, expected, answers, strict=True)):
             params = request["params"]
-            want = until_eos(full, params["max_new_tokens"], params["ignore_eos"])
+            room = scenario.keywords().get("context_length", 2048) - len(request["ids"]) - 1
+            want = until_eos(full, min(params["max_new_tokens"], room), params["ignore_eos"])
             got = answer.get("ids")
             if answer.get("aborted"):
                 ok = got == full[: len(got)]  # one that leaves may get more than it asked for: the last step's run

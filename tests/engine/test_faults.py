@@ -70,8 +70,3 @@ def test_the_drafter_cannot_change_the_text(fleet: Fleet, scenario: Scenario) ->
     assert sound > 2
     if scenario is not SOUND:
         assert accept_length(fleet.outcome(scenario)) < sound - 0.3
-
-
-def test_every_mutation_is_used() -> None:
-    used = {"chain-positions", "no-move", "draft-positions", "causal-mask", "wrong-slot"}
-    assert {path.stem for path in (HERE / "mutations").glob("*.patch")} == used

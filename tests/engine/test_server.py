@@ -122,6 +122,16 @@ def test_server_info_and_metrics(server: str) -> None:
     calls = [line for line in text.splitlines() if line.startswith("sglang:spec_verify_calls_total")]
     assert calls
     assert float(calls[0].split()[-1]) > 0
+    ours = {}
+    for line in text.splitlines():
+        if line.startswith("ddtree:"):
+            name, value = line.split("{")[0].split()[0], float(line.split()[-1])
+            ours[name] = ours.get(name, 0.0) + value
+    assert ours["ddtree:accepted_drafts_count"] > 0
+    assert ours["ddtree:tree_nodes_total"] == 15 * ours["ddtree:tree_steps_total"]
+    # what the drafter expects and what comes are of one size; far apart would mean a wrong mask or wrong positions
+    predicted = ours["ddtree:predicted_drafts_total"] / ours["ddtree:tree_steps_total"]
+    assert 0.3 < predicted < 7
 
 
 @pytest.mark.parametrize(

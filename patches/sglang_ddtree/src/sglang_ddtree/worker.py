@@ -19,7 +19,7 @@ from sglang.srt.lora.layers import unwrap_lora_layer
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.models.dflash import candidate_topk
-from sglang.srt.runtime_context import get_spec
+from sglang.srt.runtime_context import get_observability, get_spec
 from sglang.srt.speculative import dflash_worker_v2 as stock
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -62,7 +62,7 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
             super().__init__(*args, **kwargs)
         self.speculative_num_draft_tokens = config.window
         self.ops: TreeOps = select_ops(str(self.device))
-        self.tree_metrics = Metrics(config)
+        self.tree_metrics = Metrics(config, get_observability().enable_metrics and self._target_tp_rank == 0)
         self.vocab_size = int(self.model_runner.model_config.vocab_size)
         self.candidates = min(config.budget, self.vocab_size)
         if self._target_tp_rank == 0:

@@ -1,0 +1,81 @@
+"""Writes the faulty patches of this folder and the demo's faulty series from the sources as they are.
+
+usage: make.py        run it after editing a line that a fault is about; a unit test says when
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+PACKAGE = ROOT / "patches/sglang_ddtree/src/sglang_ddtree"
+STANDARD = ROOT / "patches/sglang-0.5.23"
+
+# name: (header, file, what is there, what the fault makes of it)
+FAULTS = {
+    "causal-mask": (
+        "A fault for tests and the demo: every node sees all nodes before it, as in a chain.",
+        "tree.py",
+        "        seen.scatter_(2, at[:, :, None], True)\n    return seen\n",
+        "        seen.scatter_(2, at[:, :, None], True)\n    return torch.ones_like(seen).tril()\n",
+    ),
+    "chain-positions": (
+        "A fault for tests: a node's position is its index, as in a chain, not its depth.",
+        "ops.py",
+        "        return torch_tree.build_tree(vals, ids, lse, root, prefix_lens, width, spine)\n",
+        "        tree = torch_tree.build_tree(vals, ids, lse, root, prefix_lens, width, spine)\n"
+        "        tree.positions.copy_(prefix_lens.long()[:, None] + torch.arange(width))\n"
+        "        return tree\n",
+    ),
+    "no-move": (
+        "A fault for tests: the accepted path's KV stays where the tree put it.",
+        "ops.py",
+        "        source, target = moves(window, accept_index)\n",
+        "        return\n        source, target = moves(window, accept_index)\n",
+    ),
+    "wrong-slot": (
+        "A fault for tests and the demo: the accepted path's KV goes one slot too far to the front.",
+        "ops.py",
+        "    target = slots[:, :steps][moved]\n",
+        "    target = slots[:, :steps].roll(1, dims=1)[moved]\n",
+    ),
+    "draft-positions": (
+        "A fault for tests: the drafter's KV of the path gets the root's position. Costs acceptance, not text.",
+        "worker.py",
+        "torch.arange(steps, device=prefix.device)).reshape(-1)",
+        "torch.zeros(steps, dtype=torch.int64, device=prefix.device)).reshape(-1)",
+    ),
+}
+DEMO = {"wrong-mask": "causal-mask", "wrong-move": "wrong-slot"}
+
+
+def patch(name: str) -> str:
+    """The patch of a fault against the sources."""
+    header, file, old, new = FAULTS[name]
+    before = (PACKAGE / file).read_text()
+    if before.count(old) != 1:
+        raise ValueError(f"{name}: {file} has the line of the fault {before.count(old)} times: {old!r}")
+    after = before.replace(old, new)
+    path = f"sglang_ddtree/{file}"
+    lines = difflib.unified_diff(before.splitlines(True), after.splitlines(True), f"a/{path}", f"b/{path}")
+    return f"{header}\n\n{''.join(lines)}"
+
+
+def wanted() -> dict[Path, str]:
+    """Every file that should be there, with its text."""
+    out = {HERE / f"{name}.patch": patch(name) for name in FAULTS}
+    for demo, name in DEMO.items():
+        folder = ROOT / f"dev/demo/series-{demo}"
+        for file in STANDARD.iterdir():
+            out[folder / file.name] = file.read_text()
+        out[folder / "series"] += f"# the fault\n9999-{name}.patch\n"
+        out[folder / f"9999-{name}.patch"] = patch(name)
+    return out
+
+
+if __name__ == "__main__":
+    for path, text in wanted().items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)

@@ -9,6 +9,7 @@ from typing import Any
 from ddtreectl.exits import Exit
 from ddtreectl.output import age, paint, table
 
+UNBOUNDED = 1000.0  # upper end of an interval that has none yet (analysis.evaluate)
 Object = dict[str, Any]
 
 PHASE_STYLES = {
@@ -203,7 +204,7 @@ def _metric(m: Object) -> list[str]:
         _number(m.get("baseline")),
         _number(m.get("canary")),
         _percent(m.get("estimate")),
-        f"{_percent(low) or 'any'} to {_percent(high) or 'any'}" if low is not None or high is not None else "",
+        _interval(low, high),
         f"above {_percent(needs)}" if needs is not None else "",
         pairs,
         _outcome(m.get("outcome")),
@@ -224,6 +225,17 @@ def _number(value: Any, digits: int | None = None) -> str:
 
 def _percent(value: Any) -> str:
     return f"{value * 100:+.1f}%" if _finite(value) else ""
+
+
+def _interval(low: Any, high: Any) -> str:
+    """The interval of a relative difference. Ends that mean nothing yet (a loss of all, a gain of a thousandfold)
+    read "any".
+    """
+    if low is None and high is None:
+        return ""
+    below = _percent(low) if _finite(low) and low > -1 else ""
+    above = _percent(high) if _finite(high) and high < UNBOUNDED else ""
+    return f"{below or 'any'} to {above or 'any'}"
 
 
 def _between(low: Any, high: Any) -> str:

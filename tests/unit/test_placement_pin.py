@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddtree_operator.placement import Kind, Pins, affinity, choose_group, match
+from ddtree_operator.placement import Kind, Pins, affinity, choose_group, match, still_wanted
 from unit.test_placement_match import node, placement, pod
 
 pytestmark = pytest.mark.unit
@@ -73,6 +73,7 @@ def test_without_pinning_every_node_that_fits_is_one_group() -> None:
     assert len(got.pins.nodes) == 5
     terms = affinity(placement(pin="none"), got.pins)["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert len(terms["nodeSelectorTerms"]) == 2
+    assert Pins.from_status(got.pins.to_status()) == got.pins
 
 
 def test_a_cpu_placement_has_room_and_needs_no_affinity() -> None:
@@ -109,3 +110,11 @@ def test_affinity_pins_by_label_or_by_name() -> None:
 def test_a_status_that_makes_no_sense_is_forgotten() -> None:
     for value in (None, [], "x", {"nodes": "h1"}, {}):
         assert Pins.from_status(value) is None
+
+
+def test_who_names_another_gpu_means_it() -> None:
+    pins = Pins(Kind("NVIDIA-H100-SHARED", 81559, ""), ("h1",))
+    assert still_wanted(pins, placement())
+    assert still_wanted(pins, placement({"product": ["NVIDIA-H100"], "minMemoryGiB": 79}))
+    assert not still_wanted(pins, placement({"product": ["NVIDIA-B200"]}))
+    assert not still_wanted(pins, placement({"minMemoryGiB": 80}))

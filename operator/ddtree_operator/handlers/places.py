@@ -8,7 +8,7 @@ from ddtree_operator.api.spec import DDTreeSpec
 from ddtree_operator.core.facts import PlacementFact
 from ddtree_operator.placement.match import match
 from ddtree_operator.placement.needs import ImageNeeds
-from ddtree_operator.placement.pin import Pins, affinity, choose_group, summary
+from ddtree_operator.placement.pin import Pins, affinity, choose_group, still_wanted, summary
 
 Object = dict[str, Any]
 
@@ -34,6 +34,8 @@ def place(
     if spec.placement.gpu.per_replica == 0 and spec.placement.pin == "none":
         return PlacementFact(True, "pinning is off", {}, rows)
     earlier = Pins.from_status(keep)
+    if earlier is not None and not still_wanted(earlier, spec.placement):
+        earlier = None
     choice = choose_group(fits, needed, keep=earlier, pin=spec.placement.pin)
     if choice.pins is None or choice.reason:
         return PlacementFact(False, f"{choice.reason}; {summary(fits)}" if choice.reason else summary(fits), {}, rows)

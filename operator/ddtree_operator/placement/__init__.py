@@ -3,7 +3,7 @@
 from .facts import NodeFacts, Taint, gpu_usage, pod_gpus
 from .match import Inventory, Kind, NodeFit, match
 from .needs import ImageNeeds
-from .pin import Choice, Pins, affinity, choose_group, describe, summary
+from .pin import Choice, Pins, affinity, choose_group, describe, still_wanted, summary
 
 __all__ = [
     "Choice",
@@ -20,5 +20,6 @@ __all__ = [
     "gpu_usage",
     "match",
     "pod_gpus",
+    "still_wanted",
     "summary",
 ]

@@ -152,7 +152,7 @@ def _gpu_reasons(node: NodeFacts, placement: PlacementSpec) -> list[str]:
         reasons.append(f"MIG slices ({node.mig}) and placement.gpu.mig is forbid")
     if node.sharing and gpu.sharing == "forbid":
         reasons.append(f"GPUs are shared ({node.sharing}) and placement.gpu.sharing is forbid")
-    if gpu.product and not _product_fits(node, gpu.product):
+    if gpu.product and not product_wanted(node.product, gpu.product):
         wanted = " or ".join(gpu.product[:3])
         reasons.append(f"product {node.product}, not {wanted}" if node.product else f"no label {GPU_PRODUCT_LABEL}")
     if gpu.min_memory_gi_b is not None:
@@ -163,10 +163,10 @@ def _gpu_reasons(node: NodeFacts, placement: PlacementSpec) -> list[str]:
     return [*reasons, *node.problems]
 
 
-def _product_fits(node: NodeFacts, wanted: Sequence[str]) -> bool:
-    # Sharing and MIG have switches of their own; the product asked for is that of the card.
-    plain = node.product.removesuffix("-SHARED")
-    return node.product in wanted or plain in wanted or plain.split("-MIG-")[0] in wanted
+def product_wanted(product: str, wanted: Sequence[str]) -> bool:
+    """Whether a product label names a wanted card; sharing and MIG, which add to it, have switches of their own."""
+    plain = product.removesuffix("-SHARED")
+    return product in wanted or plain in wanted or plain.split("-MIG-")[0] in wanted
 
 
 def tolerated(taint: Taint, tolerations: Sequence[Mapping[str, Any]]) -> bool:

@@ -10,7 +10,9 @@ from ddtree_operator.api.names import GPU_MEMORY_LABEL, GPU_PRODUCT_LABEL
 from ddtree_operator.api.spec import PlacementSpec
 
 from .facts import DRIVER_LABEL
-from .match import Kind, NodeFit
+from .match import Kind, NodeFit, product_wanted
+
+MOST_NODES = 200  # names kept in a status
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +27,10 @@ class Pins:
     also: tuple[Kind, ...] = ()
 
     def to_status(self) -> dict[str, Any]:
-        """JSON for the CR's status; ``from_status`` reads it back."""
-        out: dict[str, Any] = {"nodes": list(self.nodes)}
-        if self.kind.product:
-            out["product"] = self.kind.product
-        if self.kind.memory is not None:
-            out["memoryMiB"] = self.kind.memory
-        if self.kind.driver:
-            out["driver"] = self.kind.driver
+        """JSON for the CR's status, bounded; ``from_status`` reads it back."""
+        out: dict[str, Any] = {"nodes": list(self.nodes[:MOST_NODES]), **_kind_to_json(self.kind)}
+        if self.also:
+            out["also"] = [f"{kind.product}|{kind.memory or ''}|{kind.driver}" for kind in self.also]
         return out
 
     @classmethod
@@ -40,11 +38,21 @@ class Pins:
         """Pins of a status written by ``to_status``; None when it is missing or not understood."""
         if not isinstance(value, Mapping) or not isinstance(value.get("nodes"), list):
             return None
-        memory = value.get("memoryMiB")
-        kind = Kind(
-            str(value.get("product", "")), memory if isinstance(memory, int) else None, str(value.get("driver", ""))
-        )
-        return cls(kind, tuple(str(n) for n in value["nodes"]))
+        also = value.get("also")
+        parts = [str(v).split("|") for v in also] if isinstance(also, list) else []
+        kinds = tuple(Kind(p[0], int(p[1]) if p[1].isdigit() else None, p[2]) for p in parts if len(p) == 3)
+        return cls(_kind_from_json(value), tuple(str(n) for n in value["nodes"]), kinds)
+
+
+def _kind_to_json(kind: Kind) -> dict[str, Any]:
+    out = {"product": kind.product, "memoryMiB": kind.memory, "driver": kind.driver}
+    return {key: value for key, value in out.items() if value}
+
+
+def _kind_from_json(value: Mapping[str, Any]) -> Kind:
+    memory = value.get("memoryMiB")
+    product, driver = (str(value.get(key, "")) for key in ("product", "driver"))
+    return Kind(product, memory if isinstance(memory, int) else None, driver)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +103,14 @@ def choose_group(
     if pin == "nodes":
         names = _enough((), members, needed)
     return _checked(Pins(kind, names), members, needed, f"nodes alike ({describe(kind)})")
+
+
+def still_wanted(pins: Pins, placement: PlacementSpec) -> bool:
+    """Whether the pinned kind is one that the placement asks for now: somebody who names another GPU means it."""
+    gpu = placement.gpu
+    named = not gpu.product or product_wanted(pins.kind.product, gpu.product)
+    memory = pins.kind.memory
+    return named and (gpu.min_memory_gi_b is None or memory is None or memory >= gpu.min_memory_gi_b * 1024)
 
 
 def describe(kind: Kind) -> str:

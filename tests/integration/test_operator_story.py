@@ -133,6 +133,23 @@ def test_a_crash_loop_is_rolled_back_with_its_error_line(operator: Installed, cl
     assert status["message"].endswith("RuntimeError: no kernel image")
 
 
+def test_an_abort_in_shared_traffic_ends_with_the_stable_set_alone(operator: Installed, client: Client) -> None:
+    before = operator.status(NS, NAME)["stable"]["revision"]
+    steps = [{"analysis": {}}, {"weight": 50}, {"pause": {}}]
+    spec = operator.spec("DDTREE", replicas=2, engine={"speculative": {"budget": 24}}, canary={"steps": steps})
+    operator.apply(NS, NAME, spec)
+    status = operator.reaches(NS, NAME, "Paused", "RolledBack")
+    assert status["phase"] == "Paused", status["message"]
+    assert status["weight"] == 50
+    client.more(20)  # both sets answer
+    assert operator.api(NS).ddtreectl("rollout", "abort", NAME, "--wait").returncode == 0
+    operator.reaches(NS, NAME, "RolledBack")
+    operator.until(lambda: revisions_running(operator) == {before}, "the canary is gone")
+    service = operator.reader.get(f"/api/v1/namespaces/{NS}/services/{NAME}")
+    assert service is not None
+    assert service["spec"]["selector"][LABEL_REVISION] == before
+
+
 def test_nobody_noticed(client: Client) -> None:
     client.more(5)
     requests, failed = client.counts()

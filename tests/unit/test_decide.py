@@ -31,6 +31,17 @@ def test_a_first_rollout_is_held_against_its_own_baseline_and_serves() -> None:
     assert world.status["history"][-1]["result"] == "promoted"
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "drafter", "baseline"),
+    [("NONE", None, "NONE"), ("NONE", "/d", "NONE"), ("NGRAM", None, "NONE"), ("DDTREE", "/d", "DFLASH")],
+)
+def test_a_baseline_is_one_that_can_run_and_be_held_against(algorithm: str, drafter: str | None, baseline: str) -> None:
+    world = first(engine={"speculative": {"algorithm": algorithm}})
+    world.edit(drafter={"path": drafter} if drafter else None).until("Analyzing")
+    [base] = [s.action for s in world.sets.values() if s.action.baseline]
+    assert base.spec["engine"]["speculative"]["algorithm"] == baseline
+
+
 def test_a_better_revision_replaces_the_stable_one_without_a_gap() -> None:
     world = stable()
     old = world.status["revision"]
@@ -124,6 +135,10 @@ def test_a_failed_build_is_rolled_back_with_its_sentence() -> None:
     assert "hunk 3" in world.status["message"]
     assert world.status["build"]["log"][0] == "#9 ERROR"
     assert len(world.sets) == 1
+    world.tick()
+    built = next(c for c in world.status["conditions"] if c["type"] == "Built")
+    assert (built["status"], built["reason"]) == ("False", "BuildFailed")
+    assert "hunk 3" in built["message"]
 
 
 def test_too_few_samples_never_pass() -> None:

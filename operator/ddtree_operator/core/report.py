@@ -12,6 +12,7 @@ from ddtree_operator.core.round import Round
 from ddtree_operator.core.units import clip, iso
 
 HISTORY = 20  # entries kept in status
+BUILD_FAILED = "build failed: "  # how the reason of such a rollback begins
 NODES = 50  # rows of the node table kept in status
 
 # Conditions that become Events when they turn False, with the reasons that are no news or have an Event of their own.
@@ -89,6 +90,16 @@ def _analysis(r: Round, wanted: Revision) -> dict[str, Any]:
     return {}
 
 
+def _kept_build(rev: Revision) -> tuple[str, str, str] | None:
+    """Condition Built of a blocked revision; what serves instead has its own image and is not what is asked about."""
+    if not rev.blocked:
+        return None
+    if rev.image:
+        return "True", "Built", rev.image
+    failed = rev.result == "rolledBack" and rev.reason.startswith(BUILD_FAILED)
+    return ("False", "BuildFailed", rev.reason) if failed else ("Unknown", "NotNeeded", "")
+
+
 def _kept_verdict(rev: Revision) -> tuple[str, str, str] | None:
     """Condition Verdict from what a revision keeps: a rollback for whatever reason is one, analysed or not."""
     outcome, reason = rev.summary.get("outcome"), rev.summary.get("reason", "")
@@ -117,7 +128,7 @@ def status(
     verdict = rep.verdict if rep.verdict[0] != "Unknown" else _kept_verdict(wanted) or rep.verdict
     conditions = [
         valid,
-        condition("Built", *rep.built),
+        condition("Built", *(_kept_build(wanted) or rep.built)),
         condition("Placed", *rep.placed),
         condition(
             "Ready",

@@ -31,9 +31,11 @@ def engine_set_name(deployment: str, revision: str, *, baseline: bool = False) -
 
 
 def baseline_speculative(spec: DDTreeSpec) -> Speculative:
-    """What a dedicated baseline runs: as the spec says, or plain decoding where that would equal the canary."""
-    wanted = spec.baseline.speculative
-    if wanted == spec.engine.speculative:
+    """What a dedicated baseline runs: as the spec says, or plain decoding where that would equal the canary, where
+    there is no drafter to run it with, or where the canary itself is plain (any drafting beats it on acceptance).
+    """
+    wanted, canary = spec.baseline.speculative, spec.engine.speculative
+    if wanted == canary or spec.drafter is None or canary.algorithm is Algorithm.NONE:
         return Speculative(algorithm=Algorithm.NONE)
     return wanted
 

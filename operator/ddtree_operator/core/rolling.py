@@ -8,6 +8,7 @@ from ddtree_operator.api.spec import BuildSpec, Step
 from ddtree_operator.core.actions import Analyze, StartBuild
 from ddtree_operator.core.engine_errors import error_line, refusal
 from ddtree_operator.core.facts import EngineSet, Progress, Revision
+from ddtree_operator.core.report import BUILD_FAILED
 from ddtree_operator.core.revisions import baseline_speculative
 from ddtree_operator.core.round import Round
 from ddtree_operator.core.units import clip, seconds
@@ -94,7 +95,7 @@ def _image(r: Round, revision: Revision) -> bool:
     if build is not None and build.state == "failed":
         r.report.built = ("False", "BuildFailed", clip(build.message))
         revision = r.save(revision, summary={"buildLog": build.log[-1500:]} if build.log else {})
-        roll_back(r, revision, f"build failed: {build.message}")
+        roll_back(r, revision, f"{BUILD_FAILED}{build.message}")
         return False
     r.report.phase = "Building"
     r.report.message = (build.message if build else "") or "the engine image is being built"
@@ -103,7 +104,7 @@ def _image(r: Round, revision: Revision) -> bool:
         r.actions.append(StartBuild(revision.hash, revision.attempt))
     limit = (r.spec.engine.build or BuildSpec()).timeout
     if r.now - _since(revision) > seconds(limit) + 60:
-        roll_back(r, revision, f"build failed: not done after {limit}: {r.report.message}")
+        roll_back(r, revision, f"{BUILD_FAILED}not done after {limit}: {r.report.message}")
     return False
 
 

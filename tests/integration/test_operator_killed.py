@@ -1,0 +1,130 @@
+"""The operator's pod killed at awkward moments: the same end, nothing done twice. And at rest, nothing is written."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ddtree_operator.api.names import LABEL_DEPLOYMENT, LABEL_REVISION
+from integration.operator_cluster import Installed, Object, recording
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+
+NS, NAME = "op-killed", "m"
+MASKED = {
+    "series": "0001-mask.patch\n",
+    "0001-mask.patch": "--- a/sglang/srt/sim_profile.py\n+++ b/sglang/srt/sim_profile.py\n@@ -16,2 +16,2 @@\n "
+    '# How the tree is masked in the verify step: "tree" or "causal".\n-MASK = "tree"\n+MASK = "causal"\n',
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cleaned(operator: Installed) -> Iterator[None]:
+    new = f"# {uuid.uuid4()}\n"  # a recipe that no earlier run has built
+    series = {"plain": {"series": new}, "masked": {**MASKED, "series": new + MASKED["series"]}}
+    maps = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": n}, "data": d} for n, d in series.items()]
+    listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": maps})
+    operator.api(NS).kubectl("apply", "-f", "-", stdin=listed)
+    yield
+    operator.api(NS).kubectl("delete", "ddt", "--all", "--wait=false")
+
+
+def jobs(operator: Installed) -> list[Object]:
+    return operator.children(NS, "jobs", f"{LABEL_DEPLOYMENT}={NAME}", "/apis/batch/v1")
+
+
+def killed_when(operator: Installed, moment: Callable[[], object], what: str) -> None:
+    operator.until(moment, what)
+    operator.kill_operator()
+
+
+def once(operator: Installed, status: Object) -> None:
+    """Promoted once, recorded once, one set serves."""
+    events = [e for e in operator.events(NS, NAME, "Promoted") if status["revision"] in e["message"]]
+    assert len(events) <= 1  # none when the operator died between the record and the Event
+    assert [e["result"] for e in status["history"] if e["revision"] == status["revision"]] == ["promoted"]
+    operator.until(
+        lambda: {d["metadata"]["labels"][LABEL_REVISION] for d in operator.engines(NS, NAME)} == {status["revision"]},
+        "one set is left",
+    )
+
+
+def test_killed_during_a_build_it_does_not_build_twice(operator: Installed) -> None:
+    operator.apply(NS, NAME, operator.built("DFLASH"))
+    killed_when(operator, lambda: jobs(operator), "the build Job is there")
+    [before] = jobs(operator)
+    status = operator.reaches(NS, NAME, "Stable", "RolledBack")
+    assert status["phase"] == "Stable", status["message"]
+    assert "@sha256:" in status["stable"]["image"]
+    assert [j["metadata"]["uid"] for j in jobs(operator)] == [before["metadata"]["uid"]]
+    assert jobs(operator)[0]["status"]["succeeded"] == 1
+    once(operator, status)
+
+
+def test_killed_during_the_analysis_it_goes_on_where_it_was(operator: Installed) -> None:
+    image = operator.reaches(NS, NAME, "Stable")["stable"]["image"]
+    with recording(operator.reader, NS) as seen:
+        operator.apply(NS, NAME, operator.built("DDTREE", canary={"analysis": {"minPairs": 30, "maxTokens": 48}}))
+        killed_when(operator, lambda: pairs(operator) >= 3, "the analysis is under way")
+        status = operator.reaches(NS, NAME, "Stable", "RolledBack")
+        assert status["phase"] == "Stable", status["message"]
+        once(operator, status)
+    assert status["stable"]["image"] == image  # the same recipe: found, not built
+    assert len(jobs(operator)) == 1
+    to_new = [v for v, _, s in seen.of("services") if s["spec"]["selector"].get(LABEL_REVISION) == status["revision"]]
+    back = [
+        v
+        for v, _, s in seen.of("services")
+        if v > min(to_new) and s["spec"]["selector"].get(LABEL_REVISION) != status["revision"]
+    ]
+    assert not back  # one switch, never undone
+
+
+def pairs(operator: Installed) -> int:
+    return int(operator.status(NS, NAME).get("analysis", {}).get("pairs", 0))
+
+
+def test_killed_before_a_rollback_is_cleaned_up_it_cleans_up(operator: Installed) -> None:
+    stable = operator.reaches(NS, NAME, "Stable")["revision"]
+    operator.apply(NS, NAME, operator.built("DDTREE", series="masked"))
+    killed_when(operator, lambda: operator.status(NS, NAME).get("phase") == "Building", "the second build is under way")
+    status = operator.reaches(NS, NAME, "RolledBack", "Stable")
+    assert status["phase"] == "RolledBack", status["message"]
+    assert "refused to serve: self-check failed, the verify mask is causal" in status["message"]
+    operator.until(
+        lambda: {d["metadata"]["labels"][LABEL_REVISION] for d in operator.engines(NS, NAME)} == {stable},
+        "the refused engines are gone",
+    )
+    assert len(jobs(operator)) == 2
+
+
+def test_at_rest_nothing_is_written(operator: Installed) -> None:
+    """Half a minute, three resyncs: no object of the resource changes, blocked or not."""
+    operator.reaches(NS, NAME, "RolledBack")
+    operator.until(lambda: not [p for p in pods(operator) if "deletionTimestamp" in p["metadata"]], "no pod is leaving")
+    path = f"/apis/ddtree.dev/v1alpha1/namespaces/{NS}/ddtreedeployments"
+    before = versions(operator)
+    listed = operator.reader.get(path)
+    assert listed is not None
+    changes = list(operator.reader.watch(path, 30, listed["metadata"]["resourceVersion"]))
+    assert changes == []
+    assert versions(operator) == before
+
+
+def pods(operator: Installed) -> list[Object]:
+    return operator.children(NS, "pods", f"{LABEL_DEPLOYMENT}={NAME}")
+
+
+def versions(operator: Installed) -> dict[str, str]:
+    """Resource versions of the resource and all its children."""
+    found = [operator.get(NS, NAME), *operator.engines(NS, NAME), *pods(operator), *jobs(operator)]
+    for kind, prefix in (("configmaps", "/api/v1"), ("controllerrevisions", "/apis/apps/v1")):
+        found += operator.children(NS, kind, f"{LABEL_DEPLOYMENT}={NAME}", prefix)
+    found += [s for s in operator.children(NS, "services") if s["metadata"]["name"] == NAME]
+    return {
+        f"{o.get('kind')}/{o['metadata']['name']}/{o['metadata']['uid']}": o["metadata"]["resourceVersion"]
+        for o in found
+    }

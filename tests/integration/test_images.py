@@ -22,6 +22,7 @@ from imagetool.build import Builder, Built
 from imagetool.host import need, own_registry
 from imagetool.recipes import Recipes
 from imagetool.registry import Registry, RegistryError
+from imagetool.wheels import plugin_wheels, sha256
 
 import box
 
@@ -104,6 +105,16 @@ def test_what_is_there_is_not_built_again(first: Shop, monkeypatch: pytest.Monke
     assert {name: built.digest for name, built in first.build("operator", "simengine").items()} == before
     record = json.loads((first.cache / "images/operator.json").read_text())
     assert record["ref"] == f"{SEEN_AS}/ddtree/operator@{record['digest']}"
+
+
+def test_plugin_wheels_are_the_same_twice(tmp_path: Path) -> None:
+    hashes = []
+    for name in ("a", "b"):
+        wheels = plugin_wheels(ROOT, tmp_path / name)
+        assert plugin_wheels(ROOT, tmp_path / name) == wheels
+        hashes.append({wheel.name: sha256(wheel) for wheel in wheels})
+    assert hashes[0] == hashes[1]
+    assert [name.split("-")[0] for name in hashes[0]] == ["sglang_cpu", "sglang_ddtree"]
 
 
 def test_no_registry_is_one_sentence() -> None:

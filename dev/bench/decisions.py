@@ -13,6 +13,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def timeouts(side: str, change: float, name: str) -> dict[str, float]:
     """30 % timeouts on ``side``, accept length changed by ``change``: shares of passed and failed canaries."""
     rng = np.random.default_rng([SEED, 2, *name.encode()])
     slow = Sample("p", error="no answer within 60 s")
-    runs, outcomes = 300, {"pass": 0, "fail": 0, "notYet": 0}
+    runs, outcomes = 200, {"pass": 0, "fail": 0, "notYet": 0}
     for _ in range(runs):
         tally = Tally(POLICY)
         logs = lognormal(change, 0.3, 0.5)(rng, 1)[0, :300]
@@ -157,7 +158,7 @@ def timeouts(side: str, change: float, name: str) -> dict[str, float]:
             drafts = max(0, round(2110 * math.exp(log)) - 1000)
             good = Sample("p", 1000 + drafts, 1000, drafts, (1000 + drafts) / 21.1, (1, 2))
             tally.add(Pair(slow if lost and side == "baseline" else base, slow if lost and side == "canary" else good))
-            if n < 60 or n % 5 == 0:  # most wrong decisions are early ones
+            if n < 40 or n % 10 == 0:  # most wrong decisions are early ones
                 outcome = str(tally.verdict().outcome)
             if outcome != "notYet":
                 break
@@ -244,7 +245,7 @@ def main() -> None:
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
     table: list[dict[str, Any]] = []
-    for what, value, unit, goal, kind in [*rows(), *real([Path(a) for a in sys.argv[2:]], out)]:
+    for what, value, unit, goal, kind in chain(rows(), real([Path(a) for a in sys.argv[2:]], out)):
         ok = None if goal is None else value <= goal if kind == "max" else value >= goal
         table.append({"what": what, "value": round(value, 4), "unit": unit, "goal": goal, "ok": ok})
         mark = {True: "ok", False: "MISSED", None: ""}[ok]

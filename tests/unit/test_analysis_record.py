@@ -81,6 +81,12 @@ def test_other_rule_is_refused():
         recompute(record)
 
 
+def test_policy_of_another_version_is_told():
+    lines = gzip.decompress(dump(make([pair()]))).replace(b'"clip"', b'"cut"')
+    with pytest.raises(RecordError, match="another version .rule 1; clip, cut"):
+        load(gzip.compress(lines))
+
+
 @pytest.mark.parametrize(
     ("data", "says"),
     [

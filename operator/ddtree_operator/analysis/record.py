@@ -12,7 +12,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ddtree_operator.analysis.evaluate import evaluate
@@ -172,6 +172,10 @@ def _sample(row: list[Any], output_ids: tuple[int, ...]) -> Sample:
 
 
 def _policy(data: dict[str, Any]) -> Policy:
+    other = {*data} ^ {f.name for f in fields(Policy)}
+    if other:
+        rule = data.get("rule")
+        raise RecordError(f"the record's policy is that of another version (rule {rule}; {', '.join(sorted(other))})")
     return Policy(**{**data, "gates": tuple(Gate(**g) for g in data["gates"])})
 
 

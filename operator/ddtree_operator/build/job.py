@@ -170,6 +170,7 @@ def _job_spec(
     }
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 5,  # the shell does not pass signals on; nothing is lost by ending it
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {

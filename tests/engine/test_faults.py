@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from engine.fleet import (
-    HERE,
     TOKENS,
     Fleet,
     Outcome,

@@ -8,10 +8,12 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ BUILDER_IP = "10.96.0.77"
 BUILDER_NAMESPACE = "ddtree-build-test"
 NAMESPACE = "build-test"
 NOWHERE = "10.88.0.1:5999"  # nothing listens there
+READONLY, GUARDED, FULL = (f"10.88.0.1:{port}" for port in (5991, 5992, 5993))  # registries of single tests
 
 
 def wheel(name: str, files: Mapping[str, str], version: str = "0.1.0") -> tuple[str, bytes]:
@@ -118,11 +121,43 @@ class BuildCluster:
         """Run one build to its end and read its result as the operator would. Options: see ``start``."""
         return self.wait_for(self.start(series, **options))
 
-    def start(self, series: Mapping[str, bytes], *, no_cache: bool = False, retries: bool = False, **spec: Any) -> str:
+    @contextmanager
+    def registry(self, address: str, folder: Path, extra: dict[str, Any], *, size: str = "") -> Iterator[None]:
+        """A docker-registry of our own inside the cluster, at ``address``; with ``size``, on a disk that small."""
+        storage: dict[str, Any] = {"filesystem": {"rootdirectory": str(folder)}, **extra.pop("storage", {})}
+        config = {"version": "0.1", "storage": storage, "http": {"addr": address}, **extra}
+        file = folder.with_suffix(".json")
+        file.write_text(json.dumps(config))
+        folder.mkdir(exist_ok=True)
+        serve = f"exec docker-registry serve {shlex.quote(str(file))}"
+        if size:
+            serve = f"mount -t tmpfs -o size={size} none {shlex.quote(str(folder))} && {serve}"
+        command = [REPO / "dev/cluster/cluster", "run", "unshare", "--mount", "sh", "-c", serve]
+        log = folder.with_suffix(".log").open("wb")
+        process = subprocess.Popen(
+            command, env={**os.environ, **self.env}, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            until(lambda: b"listening on" in folder.with_suffix(".log").read_bytes(), 60, f"registry {address} listens")
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)  # what runs inside the namespaces too
+            process.wait(30)
+            log.close()
+
+    def start(
+        self,
+        series: Mapping[str, bytes],
+        *,
+        no_cache: bool = False,
+        retries: bool = False,
+        secret: str = "",
+        **spec: Any,
+    ) -> str:
         """Start one build, anew if need be; returns the name of its Job.
 
-        ``no_cache`` ignores the builder's cache; without ``retries`` the first failed attempt is the last; the rest is
-        the resource's build section.
+        ``no_cache`` ignores the builder's cache; without ``retries`` the first failed attempt is the last;
+        ``secret`` holds credentials; the rest is the resource's build section.
         """
         config = replace(self.config, no_cache=no_cache)
         recipe = self.recipe(series, config, **spec)
@@ -137,7 +172,8 @@ class BuildCluster:
             config=config,
             plugins=self.plugins,
             repository=repository,
-            timeout=300,
+            secret=secret,
+            timeout=900,
         )
         if not retries:
             objects[1]["spec"]["backoffLimit"] = 0
@@ -149,7 +185,7 @@ class BuildCluster:
         found: list[dict[str, Any]] = self.get("pods", "-l", f"job-name={name}", "-n", NAMESPACE)["items"]
         return found
 
-    def wait_for(self, name: str, seconds: float = 300) -> BuildResult:
+    def wait_for(self, name: str, seconds: float = 900) -> BuildResult:
         """Result of a Job once it has ended."""
 
         def ended() -> BuildResult | None:
@@ -195,13 +231,15 @@ def start(name: str) -> BuildCluster:
         base_image=images["base-python"],
         push_repository=f"{REGISTRY}/ddtree/build-test",
         wheelhouse=f"{WHEELHOUSE}/build-test",
-        insecure_registries=frozenset({REGISTRY, NOWHERE}),
+        insecure_registries=frozenset({REGISTRY, NOWHERE, READONLY, GUARDED, FULL}),
         builder_address=f"tcp://{BUILDER_IP}:1234",
         builder_image=images["buildkit"],
         device="cpu",
     )
     sglang = {"url": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     made = BuildCluster(env, config, plugin_wheels(), sglang)
+    for namespace in (NAMESPACE, BUILDER_NAMESPACE):  # of an earlier run, still on their way out
+        made.kubectl("delete", "namespace", namespace, "--ignore-not-found", "--wait", "--timeout=120s")
     made.apply(
         [
             {
@@ -220,6 +258,16 @@ def start(name: str) -> BuildCluster:
     )
     made.kubectl("rollout", "status", "deployment/buildkitd", "-n", BUILDER_NAMESPACE, "--timeout=180s")
     return made
+
+
+@contextmanager
+def cluster_with_builder() -> Iterator[BuildCluster]:
+    """The cluster $DDTREE_CLUSTER (it), with a builder for as long as this lasts."""
+    made = start(os.environ.get("DDTREE_CLUSTER", "it"))
+    try:
+        yield made
+    finally:
+        made.kubectl("delete", "namespace", NAMESPACE, BUILDER_NAMESPACE, "--wait=false")
 
 
 def cache() -> Path:

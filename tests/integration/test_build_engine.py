@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from ddtree_operator.build import RegistryClient, RegistryError, image_reference, job_result
 from ddtree_operator.build.context import LABEL_FACTS, LABEL_RECIPE_DIGEST
-from integration.build_cluster import NAMESPACE, NOWHERE, REGISTRY, REPO, BuildCluster, start, until
+from integration.build_cluster import NAMESPACE, NOWHERE, REGISTRY, REPO, BuildCluster, until
 
 pytestmark = pytest.mark.integration
 
 VERSION = (REPO / "tests/simengine/sglang/version.py").read_text().splitlines()
 EMPTY = {"series": b""}
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[BuildCluster]:
-    made = start(os.environ.get("DDTREE_CLUSTER", "it"))
-    yield made
-    made.kubectl("delete", "namespace", NAMESPACE, "ddtree-build-test", "--wait=false")
 
 
 def patch(old: list[str], new: list[str]) -> dict[str, bytes]:

@@ -31,7 +31,9 @@ def main(arguments: list[str]) -> None:
         wanted = recipes.closure(names)
         need("zstd", "zstd", say)
         with nullcontext(local) if local else own_registry(cache / "registry", say) as address:
-            builder = Builder(root, cache, Registry(address), seen_as, say)
+            registry = Registry(address)
+            registry.ping()
+            builder = Builder(root, cache, registry, seen_as, say)
             done: dict[str, Built] = {}
             for recipe in wanted:
                 done[recipe.name] = builder.build(recipe, done.get(recipe.base or ""))

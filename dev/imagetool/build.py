@@ -131,8 +131,8 @@ class Builder:
         except (OSError, ValueError, TypeError):
             layer = None
         if layer is None or not self.registry.has_blob(repo, layer.digest):
-            self.say(f"packing {recipe.about}")
-            layer = push_layer(self.registry, repo, recipe.entries())
+            self.say(f"packing {recipe.about}" + (f" ({recipe.takes})" if recipe.takes else ""))
+            layer = push_layer(self.registry, repo, recipe.entries(), self.say)
             self._write(path, asdict(layer))
         return layer
 

@@ -64,10 +64,10 @@ def own_registry(storage: Path, say: Callable[[str], None]) -> Iterator[str]:
             f"storage: {{filesystem: {{rootdirectory: {str(storage)!r}}}, delete: {{enabled: true}}}}\n"
             f"http: {{addr: '{address}'}}\n"
         )
+        # It ends with this process however that ends; in a session of its own, so that Ctrl-C does not end it first.
+        command = ["setpriv", "--pdeathsig", "TERM", program, "serve", str(settings)]
         with log.open("w") as out:
-            process = subprocess.Popen(
-                [program, "serve", str(settings)], stdout=out, stderr=out, start_new_session=True
-            )
+            process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
         try:
             _wait(process, Registry(address), log)
             yield address

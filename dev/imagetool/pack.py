@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO
 
@@ -15,6 +16,7 @@ from .registry import Registry
 LAYER = "application/vnd.oci.image.layer.v1.tar+zstd"
 LEVEL = 3  # level 1 is 2 s faster on the largest layer, 9 % larger
 BLOCK = 1 << 20
+TELL_S = 10.0  # seconds between progress lines
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ class _Tee:
         return f"sha256:{self.hash.hexdigest()}"
 
 
-def push_layer(registry: Registry, repo: str, entries: Iterable[Entry]) -> Layer:
-    """Packs entries and stores the layer in `repo`. Raises RegistryError, or what reading an entry raises."""
+def push_layer(registry: Registry, repo: str, entries: Iterable[Entry], say: Callable[[str], None]) -> Layer:
+    """Packs entries and stores the layer in `repo`, telling how far it is. Raises RegistryError or an entry's error."""
     # The number of threads does not change zstd's output, as long as it is not a single-threaded run.
     command = ["zstd", "-q", f"-{LEVEL}", "-T2", "-c"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as zstd:
@@ -65,9 +67,13 @@ def push_layer(registry: Registry, repo: str, entries: Iterable[Entry]) -> Layer
 
         def chunks() -> Iterator[bytes]:
             assert zstd.stdout is not None
+            told = time.monotonic()
             while block := zstd.stdout.read(BLOCK):
                 packed.write(block)
                 yield block
+                if time.monotonic() - told > TELL_S:
+                    told = time.monotonic()
+                    say(f"  {tar.size / 1e6:.0f} MB packed to {packed.size / 1e6:.0f} MB")
             producer.join()
             if failures:
                 raise failures[0]

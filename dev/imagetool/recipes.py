@@ -24,11 +24,12 @@ class RecipeError(RuntimeError):
 
 @dataclass(frozen=True)
 class LayerRecipe:
-    """One layer: `key` changes whenever its content does, `entries` makes the content (it may take long)."""
+    """One layer: `key` changes whenever its content does, `entries` makes the content, `takes` tells for how long."""
 
     about: str
     key: str
     entries: Callable[[], Iterable[Entry]]
+    takes: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ class Recipes:
                 with Path(file.name).open("rb") as stream:
                     return from_tar(stream, lambda path: not any(fnmatch(path, p) for p in _ROOTFS_LEFT_OUT))
 
-        return LayerRecipe(f"Debian 12 with {packages}", f"{FORMAT}-bookworm-{packages}-{_ROOTFS_LEFT_OUT!r}", entries)
+        key = f"{FORMAT}-bookworm-{packages}-{_ROOTFS_LEFT_OUT!r}"
+        return LayerRecipe(f"Debian 12 with {packages}", key, entries, "half a minute or more, once")
 
     def _base_python(self) -> list[LayerRecipe]:
         return [self._rootfs("ca-certificates,python3,python3-venv")]
@@ -189,7 +191,7 @@ class Recipes:
             yield from venv.packages(environment, treat)
 
         key = self._key(f"{here}/requirements.lock", f"{here}/trim.py", f"{here}/slim_elf.py")
-        return [LayerRecipe("torch and what SGLang needs, without device code", key, packages)]
+        return [LayerRecipe("torch and what SGLang needs, without device code", key, packages, "about a minute, once")]
 
 
 def bootstrap(packages: str, into: Path) -> None:

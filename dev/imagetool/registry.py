@@ -51,8 +51,13 @@ class Registry:
         return headers
 
     def ping(self) -> None:
-        """Raises RegistryError unless a registry answers."""
-        self._expect((200,), "a ping", self._call("GET", "/v2/"))
+        """Raises RegistryError unless a registry answers that takes images from here."""
+        status, _, _ = self._call("GET", "/v2/")
+        if status != 200:
+            raise RegistryError(
+                f"the registry at {self.address} answered {status}: only plain HTTP without credentials is known here; "
+                "for such a registry build with docker or buildah and push (images/README.md)"
+            )
 
     def has_blob(self, repo: str, digest: str) -> bool:
         """Whether the repository holds the blob."""

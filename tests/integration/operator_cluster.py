@@ -219,6 +219,7 @@ class Recording:
     """Every change of some collections of a namespace, in the order of etcd."""
 
     changes: list[tuple[int, str, str, Object]] = field(default_factory=list)  # version, collection, type, object
+    heard: dict[int, float] = field(default_factory=dict)  # version -> epoch seconds at which it was heard of
 
     def of(self, collection: str) -> list[tuple[int, str, Object]]:
         """Changes of one collection: version, type, object."""
@@ -247,18 +248,21 @@ def recording(reader: Reader, namespace: str) -> Iterator[Recording]:
     collections = {"pods": "/api/v1", "services": "/api/v1", "deployments": "/apis/apps/v1"}
 
     def record(collection: str, prefix: str) -> None:
+        def note(kind: str, obj: Object) -> str:
+            version = str(obj["metadata"]["resourceVersion"])
+            with lock:
+                made.changes.append((int(version), collection, kind, obj))
+                made.heard.setdefault(int(version), time.time())
+            return version
+
         path = f"{prefix}/namespaces/{namespace}/{collection}"
         listed = reader.get(path) or {}
         version = listed["metadata"]["resourceVersion"]
-        changes = [("ADDED", obj) for obj in listed["items"]]
-        while True:
-            for kind, obj in changes:
-                with lock:
-                    made.changes.append((int(obj["metadata"]["resourceVersion"]), collection, kind, obj))
-            if over.is_set():
-                return
-            changes = list(reader.watch(path, 2, version))
-            version = changes[-1][1]["metadata"]["resourceVersion"] if changes else version
+        for obj in listed["items"]:
+            note("ADDED", obj)
+        while not over.is_set():
+            for kind, obj in reader.watch(path, 2, version):
+                version = note(kind, obj)
 
     threads = [threading.Thread(target=record, args=item, daemon=True) for item in collections.items()]
     for thread in threads:

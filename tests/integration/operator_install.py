@@ -27,7 +27,8 @@ from integration.operator_cluster import (
 )
 from simengine.wheel import build as simengine_wheel
 
-WHEELHOUSE = "http://10.88.0.1:8081"
+# Serves $DDTREE_CACHE/wheelhouse to pods.
+WHEELHOUSE = os.environ.get("DDTREE_WHEELHOUSE", "http://10.88.0.1:8081")
 IMAGES = ("operator", "simengine", "buildkit", "base-python")
 
 

@@ -123,6 +123,15 @@ def test_pause_resume_and_skip(operator: Installed) -> None:
     assert operator.api(NS).ddtreectl("rollout", "status", "nobody").returncode == 4
 
 
+def test_scaling_needs_no_canary(operator: Installed) -> None:
+    before = operator.reaches(NS, NAME, "Stable")
+    operator.api(NS).kubectl("scale", "ddt", NAME, "--replicas=2")
+    operator.until(lambda: operator.status(NS, NAME).get("readyReplicas") == 2, "two engines serve")
+    status = operator.reaches(NS, NAME, "Stable")
+    assert status["revision"] == before["revision"]
+    assert len(status["history"]) == len(before["history"])
+
+
 def test_a_command_for_a_revision_that_is_gone_does_nothing(operator: Installed) -> None:
     before = operator.reaches(NS, NAME, "Stable")["revision"]
     request = '{"id": "stale-1", "verb": "undo", "by": "t", "revision": "0123456789"}'

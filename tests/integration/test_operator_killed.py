@@ -53,6 +53,7 @@ def once(operator: Installed, status: Object) -> None:
 
 
 def test_killed_during_a_build_it_does_not_build_twice(operator: Installed) -> None:
+    operator.apply(NS, "calm", operator.spec("NONE"))
     operator.apply(NS, NAME, operator.built("DFLASH"))
     killed_when(operator, lambda: jobs(operator), "the build Job is there")
     [before] = jobs(operator)
@@ -69,6 +70,7 @@ def test_killed_during_the_analysis_it_goes_on_where_it_was(operator: Installed)
     with recording(operator.reader, NS) as seen:
         operator.apply(NS, NAME, operator.built("DDTREE", canary={"analysis": {"minPairs": 30, "maxTokens": 48}}))
         killed_when(operator, lambda: pairs(operator) >= 3, "the analysis is under way")
+        killed_when(operator, lambda: selected(operator) == operator.status(NS, NAME).get("revision"), "it switched")
         status = operator.reaches(NS, NAME, "Stable", "RolledBack")
         assert status["phase"] == "Stable", status["message"]
         once(operator, status)
@@ -81,6 +83,11 @@ def test_killed_during_the_analysis_it_goes_on_where_it_was(operator: Installed)
         if v > min(to_new) and s["spec"]["selector"].get(LABEL_REVISION) != status["revision"]
     ]
     assert not back  # one switch, never undone
+
+
+def selected(operator: Installed) -> str:
+    service = operator.reader.get(f"/api/v1/namespaces/{NS}/services/{NAME}")
+    return str(service["spec"]["selector"].get(LABEL_REVISION)) if service else ""
 
 
 def pairs(operator: Installed) -> int:
@@ -102,8 +109,10 @@ def test_killed_before_a_rollback_is_cleaned_up_it_cleans_up(operator: Installed
 
 
 def test_at_rest_nothing_is_written(operator: Installed) -> None:
-    """Half a minute, three resyncs: no object of the resource changes, blocked or not."""
+    """Half a minute, three resyncs: neither a blocked resource nor a stable one changes, nor anything of theirs."""
     operator.reaches(NS, NAME, "RolledBack")
+    operator.reaches(NS, "calm", "Stable")
+    operator.until(lambda: len(operator.engines(NS, "calm")) == 1, "its baseline is gone")
     operator.until(lambda: not [p for p in pods(operator) if "deletionTimestamp" in p["metadata"]], "no pod is leaving")
     path = f"/apis/ddtree.dev/v1alpha1/namespaces/{NS}/ddtreedeployments"
     before = versions(operator)
@@ -114,17 +123,32 @@ def test_at_rest_nothing_is_written(operator: Installed) -> None:
     assert versions(operator) == before
 
 
+def test_a_wiped_status_comes_back_as_it_was(operator: Installed) -> None:
+    for name, phase in ((NAME, "RolledBack"), ("calm", "Stable")):
+        before = operator.reaches(NS, name, phase)
+        operator.api(NS).kubectl("patch", "ddt", name, "--subresource=status", "--type=merge", "-p", '{"status": null}')
+        after = operator.reaches(NS, name, phase)
+        for field in ("revision", "stable", "message", "history", "blocked", "acceptLength", "analysis"):
+            assert after.get(field) == before.get(field), field
+
+
 def pods(operator: Installed) -> list[Object]:
-    return operator.children(NS, "pods", f"{LABEL_DEPLOYMENT}={NAME}")
+    return operator.children(NS, "pods", LABEL_DEPLOYMENT)
 
 
 def versions(operator: Installed) -> dict[str, str]:
-    """Resource versions of the resource and all its children."""
-    found = [operator.get(NS, NAME), *operator.engines(NS, NAME), *pods(operator), *jobs(operator)]
-    for kind, prefix in (("configmaps", "/api/v1"), ("controllerrevisions", "/apis/apps/v1")):
-        found += operator.children(NS, kind, f"{LABEL_DEPLOYMENT}={NAME}", prefix)
-    found += [s for s in operator.children(NS, "services") if s["metadata"]["name"] == NAME]
+    """Resource versions of the resources and all their children."""
+    kinds = {
+        "ddtreedeployments": "/apis/ddtree.dev/v1alpha1",
+        "deployments": "/apis/apps/v1",
+        "controllerrevisions": "/apis/apps/v1",
+        "jobs": "/apis/batch/v1",
+        "services": "/api/v1",
+        "configmaps": "/api/v1",
+        "pods": "/api/v1",
+    }
     return {
-        f"{o.get('kind')}/{o['metadata']['name']}/{o['metadata']['uid']}": o["metadata"]["resourceVersion"]
-        for o in found
+        f"{kind}/{obj['metadata']['name']}/{obj['metadata']['uid']}": obj["metadata"]["resourceVersion"]
+        for kind, prefix in kinds.items()
+        for obj in operator.children(NS, kind, prefix=prefix)
     }

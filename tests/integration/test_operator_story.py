@@ -7,12 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from ddtree_operator.api.names import LABEL_POOL, LABEL_REVISION
+from ddtree_operator.core.units import epoch
+from ddtree_operator.rollout.manifests import ANNOTATION_SWITCHED_AT
 from integration.operator_client import Client, start_client
 from integration.operator_cluster import Installed, Object, Recording, condition, conditions, recording
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 NS, NAME = "op-story", "m"
+DRAIN = 3.0  # seconds, traffic.drain of the tests' resources
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +79,12 @@ def switched_when_ready(seen: Recording, new: str, replicas: int) -> None:
         and any(c["type"] == "Ready" and c["status"] == "True" for c in conditions(pod))
     ]
     assert len(ready) >= replicas
-    left = [
-        v for v, t, d in seen.of("deployments") if t == "DELETED" and d["metadata"]["labels"][LABEL_REVISION] != new
-    ]
+    deleted = [(v, d["metadata"]["labels"][LABEL_REVISION]) for v, t, d in seen.of("deployments") if t == "DELETED"]
+    left = [v for v, revision in deleted if revision != new]
     assert left
     assert min(left) > switched[0]
+    at = next(s for v, _, s in seen.of("services") if v == switched[0])["metadata"]["annotations"]
+    assert seen.heard[min(left)] >= epoch(at[ANNOTATION_SWITCHED_AT]) + DRAIN
 
 
 def revisions_running(operator: Installed) -> set[str]:

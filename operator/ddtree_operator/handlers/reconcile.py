@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from ddtree_operator.core.actions import Emit
+from ddtree_operator.core.actions import Analyze, Emit
 from ddtree_operator.core.decide import decide
 from ddtree_operator.core.facts import Problem
 from ddtree_operator.handlers import records
@@ -66,7 +66,7 @@ class Reconciler:
         self.analyses.forget(namespace, name, keep=view.analysis_key)
         try:
             for action in decision.actions:
-                if not isinstance(action, Emit):
+                if not isinstance(action, Emit | Analyze):
                     log.info("%s/%s: %s", namespace, name, _brief(action))
                 await self._actor.act(view, action)
         except ApiError as error:

@@ -52,6 +52,7 @@ class Handler(BaseHTTPRequestHandler):
     """One connection."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # head and body are two writes: the second would wait for a delayed ACK
     server: Engine
 
     def log_message(self, format: str, *args: Any) -> None:

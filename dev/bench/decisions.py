@@ -191,7 +191,10 @@ def rows() -> Iterator[tuple[str, float, str, float | None, str]]:
     lost = timeouts("canary", 0.25, "canary")
     yield "30 % timeouts of the canary, +25 %: promotions", lost["pass"], "share", 0.01, "max"
     yield "30 % timeouts of the canary, +25 %: rollbacks within 300 pairs", lost["fail"], "share", 0.9, "min"
-    for label, rule in (("threshold counter", threshold_counter), ("z-test looked at every 20", peeked_z)):
+    for label, rule in (
+        ("threshold counter (third window of 20 below)", threshold_counter),
+        ("z-test at 1 %, looked at every 20", peeked_z),
+    ):
         share = float(np.mean([rule(logs).mean() for logs in chunks(base, "null")]))
         yield f"same null streams, {label}: false rollback", share, "share", None, "max"
     passed = needed(lognormal(0, 0.3, 0.5, 6000), "null power", ACCEPT.log_threshold, 0.01, 1)

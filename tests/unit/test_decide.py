@@ -268,6 +268,19 @@ def test_a_request_is_acted_on_once() -> None:
     assert request is not None
 
 
+def test_a_request_is_not_forgotten_with_its_revision() -> None:
+    world = stable(rollback={"keep": 1}).retuned(15).until("Stable")
+    world.ask("undo").until("RolledBack")
+    for budget in range(20, 26):
+        world.retuned(budget).until("Stable")
+    for _ in range(5):
+        world.tick()
+    assert world.status["phase"] == "Stable"
+    assert world.status["stable"]["revision"] == world.status["revision"]
+    assert not [e for e in world.events if e.reason == "RequestRefused"]
+    assert len([e for e in world.events if e.reason == "RequestDone"]) == 1
+
+
 def test_a_pause_waits_for_promote() -> None:
     world = stable().edit(canary={"steps": [{"analysis": {}}, {"pause": {}}]}).retuned(15).until("Paused")
     for _ in range(50):

@@ -176,6 +176,8 @@ def _carried_traffic(r: Round, hash_: str) -> bool:
 def _prune(r: Round, wanted: Revision, goal: Revision | None, serving: Revision | None) -> None:
     """Forget the oldest revisions beyond ``rollback.keep``."""
     fixed = {rev.hash for rev in (wanted, goal, serving) if rev is not None} | {wanted.fallback}
+    if r.seen.request is not None:  # who forgets what was done does it again
+        fixed |= {rev.hash for rev in r.revisions.values() if rev.handled == r.seen.request.id}
     others = sorted((x for x in r.revisions.values() if x.hash not in fixed), key=lambda x: -x.number)
     for rev in others[r.spec.rollback.keep :]:
         r.actions.append(PruneRevision(rev))

@@ -229,6 +229,9 @@ def test_an_invalid_spec_changes_nothing_that_runs() -> None:
     assert world.writes == writes
     assert world.status["message"].startswith("spec.replica: unknown field")
     assert world.status["stable"]
+    world.edit(replicass=3).tick()
+    world.tick()
+    assert len([e for e in world.events if e.reason == "InvalidSpec"]) == 2  # one for each mistake
 
 
 def test_abort_and_undo() -> None:

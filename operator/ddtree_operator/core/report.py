@@ -206,11 +206,18 @@ def invalid(message: str, now: float, generation: int, old: dict[str, Any]) -> d
 
 
 def events(old: dict[str, Any], new: dict[str, Any]) -> list[Action]:
-    """Events for conditions that turned bad, or are bad for another reason than before."""
-    before = {c.get("type"): (c.get("status"), c.get("reason")) for c in old.get("conditions", [])}
+    """Events for conditions that turned bad, or are bad for another reason than before.
+
+    What is wrong with a spec is said anew when the words change; in other conditions the words count and age.
+    """
+
+    def news(c: dict[str, Any]) -> tuple[Any, ...]:
+        return c.get("status"), c.get("reason"), c.get("message") if c.get("type") == "Valid" else ""
+
+    before = {c.get("type"): news(c) for c in old.get("conditions", [])}
     out: list[Action] = []
     for c in new.get("conditions", []):
         watched = c["status"] == "False" and c["reason"] not in _QUIET.get(c["type"], {c["reason"]})
-        if watched and before.get(c["type"]) != (c["status"], c["reason"]):
+        if watched and before.get(c["type"]) != news(c):
             out.append(Emit("Warning", c["reason"], c["message"]))
     return out

@@ -6,7 +6,8 @@ Every engine is a process group of its own, forked from this process, and its sc
 turn (SGLang would spawn them): SGLang is imported once for many engines, which is most of what a start costs. An
 engine that dies or hangs takes its group with it, nothing else. ``test_server.py`` starts servers the usual way.
 
-SPEC {"engine": kwargs of sglang.Engine, "env": {}, "rounds": [{"requests": [{"ids" or "text", "params", …}]}]}
+SPEC {"engine": kwargs of sglang.Engine, "env": {}, "fault": patch or "", "rounds": [{"requests": [REQUEST]}]}
+REQUEST {"ids" or "text", "params", "delay", "rid", "abort_after"}
 OUT  {"started": seconds, "rounds": [[{"ids", "meta"} or {"error"}]], "info": {…}}
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -42,6 +44,17 @@ async def one(engine: Any, request: dict[str, Any]) -> dict[str, Any]:
         if pieces == request["abort_after"]:
             engine.tokenizer_manager.abort_request(rid)
     return {"ids": last["output_ids"] if last else [], "meta": last["meta_info"] if last else {}, "aborted": True}
+
+
+def break_package(patch_path: Path) -> None:
+    """Put a fault of ``mutations/`` into the imported package: run the patched source in its module again."""
+    from sglang_ddtree import patches, series
+
+    patch = series.parse(patch_path.read_text(), patch_path.name)
+    root = Path(series.__file__).resolve().parents[1]
+    for path, text in series.run([patch], patches.reader(root)).items():
+        module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+        exec(compile(str(text), path, "exec"), vars(module))
 
 
 async def play(engine: Any, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -87,6 +100,8 @@ def run(spec_path: Path, out_path: Path, log_path: Path, seconds: float) -> int:
             os.dup2(log, 2)
             spec = json.loads(spec_path.read_text())
             os.environ.update(spec["env"])
+            if spec.get("fault"):
+                break_package(Path(spec["fault"]))
             work(spec, out_path)
             status = 0
         except SystemExit as end:  # as the interpreter does at the top

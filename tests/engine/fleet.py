@@ -92,7 +92,7 @@ class Scenario:
     kwargs: tuple[tuple[str, Any], ...]
     rounds: tuple[str, ...]  # JSON of each round, so that the scenario can be hashed
     env: tuple[tuple[str, str], ...] = ()
-    fault: str = ""  # a name of ``mutations/``, or a series folder relative to the repository
+    fault: str = ""  # a name of ``mutations/``
 
     @staticmethod
     def make(
@@ -130,13 +130,12 @@ class Outcome:
 
 
 class Driver:
-    """A driver process, for engines that see the same code: the package as it is, or with one fault."""
+    """A driver process: imports SGLang once, then runs engine after engine."""
 
-    def __init__(self, fault: str) -> None:
-        extra = {"PYTHONPATH": shadow(fault)} if fault else {}
+    def __init__(self) -> None:
         self.process = subprocess.Popen(
             [python(), HERE / "driver.py"],
-            env=environment(extra),
+            env=environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -148,7 +147,9 @@ class Driver:
         with tempfile.TemporaryDirectory(prefix="ddtree-engine-") as folder:
             spec, out, log = Path(folder, "spec.json"), Path(folder, "out.json"), Path(folder, "log")
             rounds = [json.loads(r) for r in scenario.rounds]
-            spec.write_text(json.dumps({"engine": scenario.keywords(), "env": dict(scenario.env), "rounds": rounds}))
+            fault = str(HERE / "mutations" / f"{scenario.fault}.patch") if scenario.fault else ""
+            content = {"engine": scenario.keywords(), "env": dict(scenario.env), "fault": fault, "rounds": rounds}
+            spec.write_text(json.dumps(content))
             assert self.process.stdin is not None
             assert self.process.stdout is not None
             with turn():
@@ -183,14 +184,8 @@ class Fleet:
         return self.submit(scenario).result()
 
     def _play(self, scenario: Scenario) -> Outcome:
-        if scenario.fault:
-            driver = Driver(scenario.fault)
-            try:
-                return driver.play(scenario)
-            finally:
-                driver.end()
         with self._lock:
-            driver = self._idle.pop() if self._idle else Driver("")
+            driver = self._idle.pop() if self._idle else Driver()
         try:
             return driver.play(scenario)
         finally:
@@ -252,15 +247,11 @@ def site() -> Path:
     return Path(subprocess.run([python(), "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
 
 
-def shadow(fault: str) -> str:
-    """A folder for PYTHONPATH with the packages a fault or series touches: links to the originals, the patched files in
-    place. ``fault``: see ``Scenario``."""
-    if (ROOT / fault / "series").exists():
-        patches = series.load(ROOT / fault)
-    else:
-        path = HERE / "mutations" / f"{fault}.patch"
-        patches = [series.parse(path.read_text(), path.name)]
-    folder = ROOT / "build" / "shadow" / fault.replace("/", "-")
+def shadow(series_folder: str) -> str:
+    """A folder for PYTHONPATH with the packages a series touches: links to the originals, the patched files in place.
+    ``series_folder``: relative to the repository."""
+    patches = series.load(ROOT / series_folder)
+    folder = ROOT / "build" / "shadow" / series_folder.replace("/", "-")
     shutil.rmtree(folder, ignore_errors=True)
     roots = {"sglang": site(), "sglang_ddtree": ROOT / "patches/sglang_ddtree/src"}
 

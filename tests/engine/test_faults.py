@@ -22,7 +22,7 @@ DDTREE = engine("DDTREE", speculative_ddtree_budget=31)
 
 
 def faulty(fault: str) -> Scenario:
-    return Scenario.make(fault.split("/")[-1], DDTREE, ROUNDS, fault=fault)
+    return Scenario.make(fault, DDTREE, ROUNDS, fault=fault)
 
 
 def differing(outcome: Outcome) -> int:
@@ -39,7 +39,7 @@ def accept_length(outcome: Outcome) -> float:
 
 SOUND = Scenario.make("sound", DDTREE, ROUNDS)
 CHAIN_POSITIONS, NO_MOVE, DRAFT_POSITIONS = faulty("chain-positions"), faulty("no-move"), faulty("draft-positions")
-WRONG_MASK, WRONG_MOVE = faulty("dev/demo/series-wrong-mask"), faulty("dev/demo/series-wrong-move")
+WRONG_MASK, WRONG_MOVE = faulty("causal-mask"), faulty("wrong-slot")
 MISFIT = Scenario.make(
     "misfit",
     DDTREE | {"speculative_draft_model_path": "@tiny/drafter-misfit"},

@@ -1,4 +1,4 @@
-.PHONY: test-kernels oracle test-gpu bench-gpu bench-gpu-kernels
+.PHONY: test-kernels oracle test-gpu bench-gpu
 
 KERNEL_PATH = $(CURDIR)/patches/sglang_ddtree/src:$(CURDIR)/tests
 # pytest lives in the operator's environment, torch in the engine's
@@ -19,6 +19,12 @@ test-gpu: ## kernels on a GPU against their references, 100,000 random trees
 	PYTHONPATH=$(KERNEL_PATH) $(GPU_PYTHON) -m pytest -q tests/unit/test_kernels_build.py tests/unit/test_kernels_verify.py
 	PYTHONPATH=$(KERNEL_PATH) $(GPU_PYTHON) dev/gpu/kernels.py build/gpu-kernels.json
 
-bench-gpu: ## the engine on a GPU: parity, step cost and throughput of plain, chain and tree
+bench-gpu: ## the engine on a GPU: step cost, parity and throughput of plain, chain and trees, on the real pair and in an 8B shape
 	@$(HAS_GPU) || { $(NEEDS_GPU); }
-	PYTHONPATH=$(KERNEL_PATH) $(GPU_PYTHON) dev/gpu/engine.py build/gpu-engine.json
+	pair=$$(ENGINE_PYTHON=$(GPU_PYTHON) models/prepare smollm2); wide=$$pair-8b; export PYTHONPATH=$(KERNEL_PATH); mkdir -p build; \
+	[ -f "$$wide/drafter/config.json" ] || $(GPU_PYTHON) dev/gpu/pad_pair.py "$$pair" "$$wide"; \
+	for at in "$$pair" "$$wide"; do \
+	  $(GPU_PYTHON) dev/gpu/engine.py "build/gpu-engine-$$(basename "$$at").json" --pair "$$at" \
+	    --prompts operator/ddtree_operator/data/prompts/smollm2.jsonl --phase steps,parity,speed \
+	    --engines plain,chain16,chain8,tree7,tree15,tree63; \
+	done

@@ -41,6 +41,7 @@ def register() -> None:
     )
     HOOKS.install("sglang.srt.speculative.spec_info:SpeculativeAlgorithm.create_worker", _wrap_create_worker)
     HOOKS.install("sglang.srt.mem_cache.allocation_sizing:get_req_to_token_extra_context_len", _wrap_headroom)
+    HOOKS.install("sglang.srt.speculative.dflash_utils:resolve_dflash_verify_mask_policy", _wrap_mask_policy)
     if not _has_field():
         HOOKS.install("sglang.srt.server_args:ServerArgs.add_cli_args", _wrap_add_cli_args)
         HOOKS.install("sglang.srt.server_args:ServerArgs.from_cli_args", _wrap_from_cli_args)
@@ -243,6 +244,17 @@ def _wrap_width(original: Any) -> Any:
         return int(original(self, num_draft_tokens, is_draft_worker))
 
     return get_num_tokens_per_req_for_target_verify
+
+
+def _wrap_mask_policy(original: Any) -> Any:
+    """CUDA graphs of the verify pass are captured with a mask (``decode_cuda_graph_runner.py:2114``, its only caller):
+    a chain needs none, so the backends that are allowed here would capture without."""
+
+    def resolve_dflash_verify_mask_policy(attn_backend: Any) -> tuple[str, bool]:
+        name, masked = original(attn_backend)
+        return name, masked or settings() is not None
+
+    return resolve_dflash_verify_mask_policy
 
 
 def _wrap_headroom(original: Any) -> Any:

@@ -19,7 +19,7 @@ from sglang.srt.lora.layers import unwrap_lora_layer
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.models.dflash import candidate_topk
-from sglang.srt.runtime_context import get_observability, get_spec
+from sglang.srt.runtime_context import get_exec, get_observability, get_spec
 from sglang.srt.speculative import dflash_worker_v2 as stock
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -62,6 +62,7 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
             super().__init__(*args, **kwargs)
         self.speculative_num_draft_tokens = config.window
         self.ops: TreeOps = select_ops(str(self.device))
+        self._tree_sampler: Any = None
         self.tree_metrics = Metrics(config, get_observability().enable_metrics and self._target_tp_rank == 0)
         self.vocab_size = int(self.model_runner.model_config.vocab_size)
         self.candidates = min(config.budget, self.vocab_size)
@@ -71,7 +72,7 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
     # -- start -----------------------------------------------------------------------------------------------
 
     def _maybe_build_draft_sampler(self) -> None:
-        """No head in the drafter's graph: the candidates are taken from its hidden states."""
+        """Not the chain's head; see ``_prepare_gpu``."""
 
     def _validate_phase1_sampling_support(self, batch: Any) -> None:
         """Sampling is supported everywhere (``sampling``), so there is no fallback to warn of."""
@@ -79,8 +80,26 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
     def init_cuda_graphs(self) -> None:
         """The last step of starting up: everything exists and nothing is served yet, so this is where the check
         runs."""
+        self._prepare_gpu()
         super().init_cuda_graphs()
         selfcheck.run(self)
+
+    def _prepare_gpu(self) -> None:
+        """Share the mask buffer of the target's graphs, and put candidates and tree into the drafter's graphs."""
+        attach = getattr(self.ops, "attach", None)
+        if attach is None:
+            return
+        attach(self.model_runner.attn_backend)
+        graphs = get_exec().graph.cuda_graph_config.decode
+        if graphs.backend != stock.Backend.DISABLED and graphs.bs:
+            from sglang_ddtree.kernels.sampler import TreeSampler
+
+            self._tree_sampler = TreeSampler(self.config, self._head, self.vocab_size, max(graphs.bs), str(self.device))
+            self.draft_model_runner.capture_tail_hooks.append(self._tree_sampler.capture_hook)
+
+    def prewarm_sampling(self) -> Any:
+        """Stock DFlash rehearses its chain's sampling kernels here, which a tree does not use."""
+        return self.model_runner.prewarm_sampling()
 
     # -- step ------------------------------------------------------------------------------------------------
 
@@ -102,10 +121,7 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
             batch.seq_lens.record_stream(torch.get_device_module(self.device).current_stream())
         prefix = batch.seq_lens
         window = self._open_window(batch, draft_input)
-        vals, ids, lse = self._draft(batch, draft_input.bonus_tokens, window)
-        tree = self.ops.build(
-            vals, ids, lse, draft_input.bonus_tokens, prefix, width=self.config.width, spine=self.config.spine
-        )
+        tree = self._draft(batch, draft_input.bonus_tokens, window)
         grammar_tree = None
         if batch.has_grammar:  # the copy to the host starts before the target's pass
             grammar_tree = stock.GrammarTree.from_device(*self.ops.links(tree.parents), tree.tokens)
@@ -161,11 +177,8 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
         )
         return Window(slots, plan, host)
 
-    def _draft(
-        self, batch: Any, roots: torch.Tensor, window: Window
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Run the drafter once. Returns its best candidates: vals and ids [bs, block - 1, K] and lse [bs, block -
-        1]."""
+    def _draft(self, batch: Any, roots: torch.Tensor, window: Window) -> Tree:
+        """Run the drafter once and build the trees from its candidates: in the drafter's graph if that ran."""
         block, rows = self.config.block, len(batch.seq_lens)
         prefix = batch.seq_lens
         ids = torch.full((rows, block), int(self._mask_token_id), dtype=torch.int64, device=self.device)
@@ -201,11 +214,22 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
         )
         window.plan.bind(forward_batch, self.draft_model_runner.kv_index_translator, cols=slice(0, block))
         with torch.inference_mode(), stock.draft_tp_context(self.draft_parallel_layout):
-            hidden = self.draft_model_runner.forward(forward_batch).logits_output.hidden_states
+            out = self.draft_model_runner.forward(forward_batch)
+            if self._tree_sampler is not None and out.can_run_graph:
+                return self._tree_sampler.trees(rows)
+            hidden = out.logits_output.hidden_states
             drafted = hidden.view(rows, block, -1)[:, 1:].reshape(rows * (block - 1), -1)
-            ids, vals, lse = candidate_topk(drafted, self._head(), self.candidates, with_partition=True)
-        shape = (rows, block - 1)
-        return vals.view(*shape, -1), ids.view(*shape, -1), lse.view(*shape)
+            tokens, vals, lse = candidate_topk(drafted, self._head(), self.candidates, with_partition=True)
+        table = (rows, block - 1, self.candidates)
+        return self.ops.build(
+            vals.view(table),
+            tokens.view(table),
+            lse.view(table[:2]),
+            roots,
+            prefix,
+            width=self.config.width,
+            spine=self.config.spine,
+        )
 
     def _embedding(self) -> Any:
         target = self.model_runner.model

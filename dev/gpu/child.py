@@ -1,0 +1,94 @@
+"""One SGLang engine in a process of its own, driven by JSON lines on stdin; answers on the file descriptor given.
+
+usage: child.py FD KWARGS.json
+Commands: {"run": {"prompts": [[ids]], "params": {...}, "concurrency": n}}, {"gap": {"prompts": [[ids]]}},
+{"profile": {...as run..., "folder": path}}, {"stop": {}}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+async def generate(engine: Any, order: dict[str, Any]) -> dict[str, Any]:
+    """All prompts, at most ``concurrency`` at a time."""
+    gate = asyncio.Semaphore(order["concurrency"])
+
+    async def one(ids: list[int]) -> dict[str, Any]:
+        async with gate:
+            begin = time.perf_counter()
+            answer = await engine.async_generate(input_ids=ids, sampling_params=order["params"])
+            return answer | {"seconds": time.perf_counter() - begin}
+
+    begin = time.perf_counter()
+    answers = await asyncio.gather(*(one(ids) for ids in order["prompts"]))
+    metas = [a["meta_info"] for a in answers]
+    return {
+        "seconds": time.perf_counter() - begin,
+        "outputs": [list(a["output_ids"]) for a in answers],
+        "tokens": sum(m["completion_tokens"] for m in metas),
+        "verify": [m.get("spec_verify_ct") or 0 for m in metas],
+        "correct": [m.get("spec_num_correct_drafts") or 0 for m in metas],
+    }
+
+
+async def gaps(engine: Any, order: dict[str, Any]) -> dict[str, Any]:
+    """Top-2 log-probabilities of the next token after each prompt."""
+    out = []
+    for ids in order["prompts"]:
+        answer = await engine.async_generate(
+            input_ids=ids,
+            sampling_params={"temperature": 0, "max_new_tokens": 1},
+            return_logprob=True,
+            top_logprobs_num=2,
+        )
+        out.append([[float(t[0]), int(t[1])] for t in answer["meta_info"]["output_top_logprobs"][0]])
+    return {"top": out}
+
+
+async def profile(engine: Any, order: dict[str, Any]) -> dict[str, Any]:
+    """A run under the torch profiler; the trace lands in ``folder``."""
+    await engine.tokenizer_manager.start_profile(output_dir=order["folder"], activities=["CPU", "GPU"])
+    done = await generate(engine, order)
+    await engine.tokenizer_manager.stop_profile()
+    return done
+
+
+def main() -> None:
+    """Start, then obey."""
+    pipe = os.fdopen(int(sys.argv[1]), "w")
+
+    def say(what: dict[str, Any]) -> None:
+        pipe.write(json.dumps(what) + "\n")
+        pipe.flush()
+
+    try:
+        import sglang
+
+        begin = time.perf_counter()
+        engine = sglang.Engine(**json.loads(Path(sys.argv[2]).read_text()))
+        say({"started": time.perf_counter() - begin})
+        for line in sys.stdin:
+            ((name, order),) = json.loads(line).items()
+            if name == "stop":
+                break
+            action = {"run": generate, "gap": gaps, "profile": profile}[name]
+            try:
+                say(engine.loop.run_until_complete(action(engine, order)))
+            except Exception:
+                say({"error": traceback.format_exc()[-2000:]})
+        engine.shutdown()
+    except BaseException:
+        say({"error": traceback.format_exc()[-2000:]})
+        raise
+
+
+if __name__ == "__main__":
+    main()

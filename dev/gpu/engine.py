@@ -241,13 +241,13 @@ def steps(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Na
     runs: list[dict[str, Any]] = []
     for batch in args.batches:
         order = {"prompts": [prompts[0]] * batch, "concurrency": batch,
-                 "params": {"temperature": 0, "max_new_tokens": args.tokens, "ignore_eos": True}}  # fmt: skip
+                 "params": {"temperature": 0, "max_new_tokens": args.step_tokens, "ignore_eos": True}}  # fmt: skip
         for repeat in range(-1, args.step_repeats):
             turn = list(engines)
             rng.shuffle(turn)
             for name in turn:
                 got = engines[name].ask("run", order)
-                count = max(got["verify"]) or args.tokens
+                count = max(got["verify"]) or args.step_tokens
                 if repeat >= 0:
                     runs.append({"engine": name, "repeat": repeat, "steps": count,
                                  "step_ms": got["seconds"] * 1000 / count, **summary(order, got)})  # fmt: skip
@@ -316,6 +316,7 @@ def main() -> int:
     ask.add_argument("--count", type=int, default=10_000)
     ask.add_argument("--repeats", type=int, default=10)
     ask.add_argument("--step-repeats", type=int, default=3)
+    ask.add_argument("--step-tokens", type=int, default=96)
     ask.add_argument("--batches", type=lambda s: [int(x) for x in s.split(",")], default=[1, 8, 32])
     ask.add_argument("--parity-count", type=int, default=10_000)
     ask.add_argument("--tokens", type=int, default=96)

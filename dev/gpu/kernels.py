@@ -39,7 +39,8 @@ def oracle_batch(job: tuple[int, int]) -> dict[str, Any]:
     k = int(min(budget, vocab)) if rng.random() < 0.8 else int(rng.integers(1, min(budget, vocab) + 1))
     tables = [random_tables(rng, depth, vocab, k) for _ in range(count)]
     roots = rng.integers(0, vocab, count)
-    trees = [heap_tree(lp, ids, int(r), budget) for (lp, ids), r in zip(tables, roots, strict=True)]
+    spine = bool(rng.random() < 0.5)
+    trees = [heap_tree(lp, ids, int(r), budget, spine=spine) for (lp, ids), r in zip(tables, roots, strict=True)]
     pad = budget + 1
     want = {
         "tokens": np.array([t.tokens + [0] * (pad - len(t.tokens)) for t in trees]),
@@ -61,7 +62,7 @@ def oracle_batch(job: tuple[int, int]) -> dict[str, Any]:
     walks = [walk(t.tokens, t.parents, target[b].tolist()) for b, t in enumerate(trees)]
     masks = np.stack([ancestors(t.parents, pad) for t in trees]) if seed % 20 == 0 else None
     return {
-        "budget": budget, "depth": depth, "k": k, "roots": roots, "target": target, "want": want, "masks": masks,
+        "budget": budget, "spine": spine, "depth": depth, "k": k, "roots": roots, "target": target, "want": want, "masks": masks,
         "logp": np.stack([t[0] for t in tables]), "ids": np.stack([t[1] for t in tables]), "walks": walks,
         "prefix": rng.integers(0, 5000, count),
     }  # fmt: skip
@@ -94,7 +95,9 @@ def check(cases: int, seed: int) -> dict[str, Any]:
             for t in vars(out).values():
                 t.fill_(77)
             prefix = cuda(case["prefix"])
-            build_tree(cuda(case["logp"]), cuda(case["ids"]), None, cuda(case["roots"]), prefix, out)
+            build_tree(
+                cuda(case["logp"]), cuda(case["ids"]), None, cuda(case["roots"]), prefix, out, spine=case["spine"]
+            )
             for name, want in case["want"].items():
                 got = getattr(out, name).cpu().numpy()
                 assert np.array_equal(got, want), (
@@ -222,19 +225,20 @@ def timings() -> tuple[list[dict[str, Any]], dict[str, list[float]]]:
             out = TreeBuffers.allocate(batch, width, "cuda")
             root = torch.ones(batch, dtype=torch.int64, device="cuda")
             prefix = torch.full((batch,), 1000, dtype=torch.int64, device="cuda")
-            record(
-                "build",
-                budget,
-                batch,
-                "",
-                lambda i: build_tree(tops[i % 4][0], tops[i % 4][1], lse[i % 4], root, prefix, out),
-            )
+            for note, spine in (("", False), (", chain first", True)):
+                record(
+                    "build",
+                    budget,
+                    batch,
+                    note,
+                    lambda i: build_tree(tops[i % 4][0], tops[i % 4][1], lse[i % 4], root, prefix, out, spine=spine),
+                )
             if budget in (63, 255) and batch in (1, 32):
                 for warps in (2, 4):
                     record("build", budget, batch, f", {warps} warps", lambda i: build._build_kernel[(batch,)](
                         tops[i % 4][0], tops[i % 4][1], lse[i % 4], root, prefix, out.tokens, out.parents, out.depths,
                         out.positions, out.scores, out.counts, out.stats, depth, k, width, 1, 1,
-                        S=width, SPINE=True, HAS_LSE=True, num_warps=warps))  # fmt: skip
+                        S=width, SPINE=False, HAS_LSE=True, num_warps=warps))  # fmt: skip
             mask = torch.zeros(batch * width * (1000 + width), dtype=torch.uint8, device="cuda")
             record("mask", budget, batch, "", lambda i: write_full_mask(out.parents, prefix, mask, depth=depth))
             paths = WalkBuffers.allocate(batch, depth + 1, "cuda")

@@ -67,6 +67,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Shop
 
         def make() -> Shop:
             folder = tmp_path_factory.mktemp("shop")
+            stack.callback(shutil.rmtree, folder)  # pytest would keep hundreds of megabytes
             (folder / "cache").mkdir()
             address = stack.enter_context(own_registry(folder / "registry", quiet))
             return Shop(Registry(address), folder / "cache", {})
@@ -82,9 +83,10 @@ def first(shop: Callable[[], Shop]) -> Shop:
 
 
 @pytest.fixture(scope="module")
-def operator(first: Shop, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def operator(first: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Any]]]:
     root = tmp_path_factory.mktemp("operator") / "root"
-    return root, first.unpacked("operator", root)
+    yield root, first.unpacked("operator", root)
+    shutil.rmtree(root)
 
 
 def test_built_from_nothing_twice_the_digests_are_the_same(first: Shop, shop: Callable[[], Shop]) -> None:
@@ -180,6 +182,7 @@ END
     kill %1
     """
     done = box.run(tmp_path / "root", config, "bash", "-mc", script)
+    shutil.rmtree(tmp_path / "root")
     assert "200\n" in done.stdout, done.stderr
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import struct
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -163,6 +165,13 @@ def test_the_operator_image_runs_what_was_tested() -> None:
         return {line.split(" ")[0] for line in (ROOT / lock).read_text().splitlines() if "==" in line}
 
     assert pins("images/operator/requirements.lock") <= pins("dev/requirements.lock")
+
+
+def test_the_operator_image_has_what_the_package_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {re.split(r"[<>=!~\[; ]", item)[0] for item in project["dependencies"]}
+    lock = (ROOT / "images/operator/requirements.lock").read_text()
+    assert wanted <= set(re.findall(r"^([\w.-]+)==", lock, re.M))
 
 
 def test_bytecode_is_the_same_twice_and_needs_no_date() -> None:

@@ -28,8 +28,9 @@ logger = logging.getLogger(__name__)
 PREFIXES = (5, 9)  # tokens before the tree, of each request
 CHECKED = 24  # nodes a request at most: all of a small tree, else the first ones and the deepest
 # Of the logits' spread: the largest difference in float32; the root mean square in half precision, where the largest of
-# 50,000 is mostly noise (SmolLM2 in bfloat16 on an H200: 0.26, the same with and without graphs).
-TOLERANCE = {torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+# 50,000 is mostly noise. Seen in bfloat16 on an H200: 0.13 to 0.15, the same with and without graphs; what wrong masks and
+# positions cost the same model: 0.36 to 5 (docs/benchmarks/gpu.md).
+TOLERANCE = {torch.float32: 2e-3, torch.float16: 1e-1, torch.bfloat16: 2.5e-1}
 
 
 @dataclass
@@ -74,7 +75,7 @@ def run(worker: Any) -> None:
             paths = [prompt + _path(tree, row, node) for node in nodes]
             expected = _plain(worker, paths)
             worst = max(worst, _difference(logits[row, nodes], expected, worker.model_runner.dtype))
-    limit = TOLERANCE.get(worker.model_runner.dtype, 2e-1)
+    limit = TOLERANCE.get(worker.model_runner.dtype, 2.5e-1)
     if not worst <= limit:  # also refuses NaN
         raise Refused(
             f"the start-up check failed: with the tree mask a node's logits differ from a plain pass over its path by "

@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 PREFIXES = (5, 9)  # tokens before the tree, of each request
 CHECKED = 24  # nodes a request at most: all of a small tree, else the first ones and the deepest
 # Of the logits' spread: the largest difference in float32; the root mean square in half precision, where the largest of
-# 50,000 is mostly noise. Seen in bfloat16 on an H200: 0.13 to 0.15, the same with and without graphs; what wrong masks and
-# positions cost the same model: 0.36 to 5 (docs/benchmarks/gpu.md).
+# 50,000 is mostly noise. An H200 in bfloat16 showed 0.13 to 0.15; wrong masks and positions cost SmolLM2 0.36 to 5
+# (docs/benchmarks/gpu.md).
 TOLERANCE = {torch.float32: 2e-3, torch.float16: 1e-1, torch.bfloat16: 2.5e-1}
 
 

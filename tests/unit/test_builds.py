@@ -1,0 +1,164 @@
+"""Builds as the operator sees them: what a resource asks for, where it stands, what its image needs."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddtree_operator.api.spec import DDTreeSpec
+from ddtree_operator.build.errors import RegistryError
+from ddtree_operator.core.facts import Problem, Revision
+from ddtree_operator.handlers import builds as module
+from ddtree_operator.handlers.builds import Builds, Order
+from ddtree_operator.handlers.kube import EVENT, JOB, POD, Kind
+from ddtree_operator.placement import ImageNeeds
+from unit.test_build_recipe import CONFIG, PLUGINS, SERIES
+
+pytestmark = [pytest.mark.unit, pytest.mark.asyncio]
+
+Object = dict[str, Any]
+IMAGE = "registry.example/team/engine@sha256:" + "1" * 64
+
+
+class Kube:
+    """Answers from a table of objects by plural and name."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str], Object] = {}
+        self.lists: dict[str, list[Object]] = {}
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        return self.objects.get((kind.plural, name))
+
+    async def list(self, kind: Kind, namespace: str = "", labels: str = "", fields: str = "") -> list[Object]:
+        return self.lists.get(kind.plural, [])
+
+
+class Registry:
+    """Stands in for RegistryClient: fixed labels, or an error; counts its calls."""
+
+    answer: dict[str, str] | RegistryError | None = None
+    asked: list[str] = []  # noqa: RUF012
+
+    def __init__(self, **_: Any) -> None: ...
+
+    async def __aenter__(self) -> Registry:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def labels(self, ref: str) -> dict[str, str] | None:
+        Registry.asked.append(ref)
+        if isinstance(Registry.answer, RegistryError):
+            raise Registry.answer
+        return Registry.answer
+
+    async def resolve(self, ref: str) -> str | None:
+        if isinstance(Registry.answer, RegistryError):
+            raise Registry.answer
+        return None
+
+
+@pytest.fixture
+def kube() -> Kube:
+    return Kube()
+
+
+@pytest.fixture
+def builds(kube: Kube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Builds:
+    (tmp_path / "series/sglang-0.5.23").mkdir(parents=True)
+    (tmp_path / "wheels").mkdir()
+    for name, content in SERIES.items():
+        (tmp_path / "series/sglang-0.5.23" / name).write_bytes(content)
+    for name, content in PLUGINS.items():
+        (tmp_path / "wheels" / name).write_bytes(content)
+    Registry.answer, Registry.asked = None, []
+    monkeypatch.setattr(module, "RegistryClient", Registry)
+    return Builds(kube, replace(CONFIG, artefacts=str(tmp_path), builder_image="b"))  # type: ignore[arg-type]
+
+
+def spec(**build: Any) -> DDTreeSpec:
+    return DDTreeSpec.model_validate({"model": {"path": "/m"}, "drafter": {"path": "/d"}, "engine": {"build": build}})
+
+
+async def refused(builds: Builds, **build: Any) -> str:
+    found = await builds.order(spec(**build), "ns")
+    assert isinstance(found, Problem)
+    return found.message
+
+
+async def ordered(builds: Builds, **build: Any) -> Order:
+    found = await builds.order(spec(**build), "ns")
+    assert isinstance(found, Order), found
+    return found
+
+
+async def test_what_cannot_be_built_is_a_problem_that_says_what_to_do(builds: Builds, kube: Kube) -> None:
+    push = {"repository": "registry.example/team/engine", "secretRef": "cred"}
+    assert await refused(builds, push=push) == "Secret cred does not exist in namespace ns; create it"
+    kube.objects["secrets", "cred"] = {"data": {"password": "x"}}
+    assert "has no key .dockerconfigjson" in await refused(builds, push=push)
+    assert (
+        await refused(builds, series={"configMapRef": "s"}) == "ConfigMap s does not exist in namespace ns; create it"
+    )
+    kube.objects["configmaps", "s"] = {"data": {"series": "gone.patch"}}
+    assert "names gone.patch, which is missing" in await refused(builds, series={"configMapRef": "s"})
+    assert "is not known (known: sglang-0.5.23)" in await refused(builds, series="sglang-9")
+    assert "buildah is not supported yet" in await refused(builds, builder="buildah")
+
+
+async def test_a_series_from_a_config_map_shares_the_build_of_an_equal_one(builds: Builds, kube: Kube) -> None:
+    data = {name: content.decode() for name, content in SERIES.items()}
+    for name in ("one", "two"):
+        kube.objects["configmaps", name] = {"data": data}
+    orders = [await ordered(builds, series={"configMapRef": name}) for name in ("one", "two")]
+    assert orders[0].name == orders[1].name
+
+
+async def test_a_job_without_pods_tells_its_events(builds: Builds, kube: Kube) -> None:
+    order = await ordered(builds)
+    kube.objects[JOB.plural, order.name] = {"metadata": {"name": order.name}, "status": {}}
+    kube.lists[POD.plural] = []
+    kube.lists[EVENT.plural] = [{"reason": "FailedCreate", "message": "Error creating: exceeded quota: q"}]
+    fact = await builds.fact(order, "ns", Revision("h", 1, {}))
+    assert (fact.state, fact.message) == ("running", "the builder's pod cannot be created: exceeded quota: q")
+
+
+async def test_a_registry_that_is_down_is_waited_for_and_one_that_denies_is_not(builds: Builds) -> None:
+    order = await ordered(builds)
+    Registry.answer = RegistryError("no way there", heals=True)
+    fact = await builds.fact(order, "ns", Revision("h", 1, {}))
+    assert (fact.state, fact.message) == ("running", "waiting for the registry: no way there")
+    Registry.answer = RegistryError("denied", heals=False)
+    fact = await builds.fact(order, "ns", Revision("h", 1, {}))
+    assert (fact.state, fact.message) == ("failed", "denied")
+
+
+async def test_needs_are_read_once_and_only_from_our_registry(builds: Builds) -> None:
+    Registry.answer = {"ddtree.dev/facts": '{"cuda": "13.0", "arch": ["sm_90"]}'}
+    for _ in range(3):
+        assert await builds.needs(spec(), "ns", IMAGE) == ImageNeeds((13, 0), ("sm_90",))
+    assert Registry.asked == [IMAGE]
+    assert await builds.needs(spec(), "ns", IMAGE.replace("registry.example", "other.example")) is None
+    assert Registry.asked == [IMAGE]
+
+
+async def test_a_registry_that_does_not_answer_refuses_nobody(builds: Builds) -> None:
+    Registry.answer = RegistryError("down", heals=True)
+    assert await builds.needs(spec(), "ns", IMAGE) is None
+
+
+async def test_credentials_of_the_secret_reach_the_registry(
+    builds: Builds, kube: Kube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got: list[Any] = []
+    monkeypatch.setattr(Registry, "__init__", lambda self, **more: got.append(more["credentials"]))
+    config = b'{"auths": {"registry.example": {"username": "u", "password": "p"}}}'
+    kube.objects["secrets", "cred"] = {"data": {".dockerconfigjson": base64.b64encode(config).decode()}}
+    push = {"repository": "registry.example/team/engine", "secretRef": "cred"}
+    await builds.needs(spec(push=push), "ns", IMAGE)
+    assert got[0]["registry.example"].user == "u"

@@ -117,6 +117,20 @@ CASES = {
         "no space left on the disk of the builder; free some, or give it a larger volume",
         True,
     ),
+    "builder wants a certificate": (
+        "error: listing workers for Build: failed to list workers: Unavailable: connection error: desc = "
+        '"error reading server preface: EOF"',
+        "the builder hangs up; it may want a client certificate (chart value builder.tlsSecret)",
+        True,
+    ),
+    "builder of another authority": (
+        "error: listing workers for Build: failed to list workers: Unavailable: connection error: desc = "
+        '"transport: authentication handshake failed: tls: failed to verify certificate: x509: certificate signed by '
+        'unknown authority"',
+        "the builder shows a certificate of another authority; the Secret builder.tlsSecret must hold the ca.crt "
+        "that signed it",
+        False,
+    ),
     "builder down": (
         "error: listing workers for Build: failed to list workers: Unavailable: connection error: desc = "
         '"transport: Error while dialing: dial tcp 10.96.0.9:1234: connect: connection refused"',

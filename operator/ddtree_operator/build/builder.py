@@ -15,10 +15,14 @@ from .job import ROLE_BUILDER
 PORT = 1234
 
 
-def buildkitd_toml(insecure_registries: Iterable[str], *, keep_storage_gb: int = 10) -> str:
-    """Settings of buildkitd: one runc worker, no entitlements, bounded cache (GB), registries over plain http."""
+def buildkitd_toml(insecure_registries: Iterable[str], *, keep_storage_gb: int = 10, tls: bool = False) -> str:
+    """Settings of buildkitd: one runc worker, no entitlements, bounded cache (GB), registries over plain http.
+
+    With ``tls`` only clients whose certificate the authority in /tls signed may connect.
+    """
     lines = [
         f'[grpc]\n  address = ["unix:///run/buildkit/buildkitd.sock", "tcp://0.0.0.0:{PORT}"]',
+        *(['[grpc.tls]\n  cert = "/tls/tls.crt"\n  key = "/tls/tls.key"\n  ca = "/tls/ca.crt"'] if tls else []),
         "[worker.containerd]\n  enabled = false",
         '[worker.oci]\n  enabled = true\n  gc = true\n  max-parallelism = 2\n  networkMode = "host"\n'
         f'  reservedSpace = "{max(1, keep_storage_gb // 4)}GB"\n  maxUsedSpace = "{keep_storage_gb}GB"',
@@ -37,12 +41,14 @@ def builder_objects(
     storage: dict[str, Any] | None = None,
     keep_storage_gb: int = 10,
     memory: str = "4Gi",
+    tls_secret: str = "",
 ) -> list[dict[str, Any]]:
     """Namespace, ConfigMap, Deployment, Service and NetworkPolicy of buildkitd.
 
     ``image`` holds buildkitd, buildctl and runc. ``storage`` is a volume source (emptyDir when left out).
-    ``cluster_ip`` fixes the Service's address for clusters without DNS. The pod is privileged: BuildKit mounts and
-    makes namespaces; hence a namespace of its own, with the PodSecurity label that allows it.
+    ``cluster_ip`` fixes the Service's address for clusters without DNS. ``tls_secret`` names a Secret in ``namespace``
+    with ca.crt, tls.crt and tls.key: then clients need a certificate of that authority. The pod is privileged:
+    BuildKit mounts and makes namespaces; hence a namespace of its own, with the PodSecurity label that allows it.
     """
     labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": "ddtree-operator"}
     selector = {"app.kubernetes.io/name": name}
@@ -50,6 +56,20 @@ def builder_objects(
     def meta() -> dict[str, Any]:
         return {"name": name, "namespace": namespace, "labels": dict(labels)}
 
+    toml = buildkitd_toml(insecure_registries, keep_storage_gb=keep_storage_gb, tls=bool(tls_secret))
+    volumes: list[dict[str, Any]] = [
+        {"name": "config", "configMap": {"name": name}},
+        {"name": "storage", **(storage or {"emptyDir": {}})},
+        {"name": "run", "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}},
+    ]
+    mounts: list[dict[str, Any]] = [
+        {"name": "config", "mountPath": "/etc/buildkit", "readOnly": True},
+        {"name": "storage", "mountPath": "/var/lib/buildkit"},
+        {"name": "run", "mountPath": "/run/buildkit"},
+    ]
+    if tls_secret:
+        volumes.append({"name": "tls", "secret": {"secretName": tls_secret, "defaultMode": 0o400}})
+        mounts.append({"name": "tls", "mountPath": "/tls", "readOnly": True})
     container = {
         "name": "buildkitd",
         "image": image,
@@ -64,11 +84,7 @@ def builder_objects(
             "initialDelaySeconds": 30,
         },
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": memory}},
-        "volumeMounts": [
-            {"name": "config", "mountPath": "/etc/buildkit", "readOnly": True},
-            {"name": "storage", "mountPath": "/var/lib/buildkit"},
-            {"name": "run", "mountPath": "/run/buildkit"},
-        ],
+        "volumeMounts": mounts,
     }
     service_spec: dict[str, Any] = {
         "selector": selector,
@@ -87,7 +103,7 @@ def builder_objects(
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": meta(),
-            "data": {"buildkitd.toml": buildkitd_toml(insecure_registries, keep_storage_gb=keep_storage_gb)},
+            "data": {"buildkitd.toml": toml},
         },
         {
             "apiVersion": "apps/v1",
@@ -103,11 +119,7 @@ def builder_objects(
                         "automountServiceAccountToken": False,
                         "enableServiceLinks": False,
                         "containers": [container],
-                        "volumes": [
-                            {"name": "config", "configMap": {"name": name}},
-                            {"name": "storage", **(storage or {"emptyDir": {}})},
-                            {"name": "run", "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}},
-                        ],
+                        "volumes": volumes,
                     },
                 },
             },

@@ -165,9 +165,19 @@ def _registry(text: str, host: str, what: str) -> Failure | None:
 
 def _builder_down(log: str) -> Failure | None:
     found = re.search(r"(failed to list workers|listing workers for Build|dial (?:tcp|unix) \S+)[^\n]*", log)
-    if found and re.search(r"connection refused|no such host|Unavailable|i/o timeout|deadline|no route", found[0]):
-        return Failure(f"the builder cannot be reached: {_network(found[0])}; is buildkitd running?", True)
-    return None
+    if not found or not re.search(
+        r"connection refused|no such host|no such file|Unavailable|i/o timeout|deadline|no route|EOF", found[0]
+    ):
+        return None
+    if "certificate" in found[0]:
+        return Failure(
+            "the builder shows a certificate of another authority; the Secret builder.tlsSecret must hold the ca.crt "
+            "that signed it",
+            False,
+        )
+    if re.search(r"EOF|connection reset", found[0]):
+        return Failure("the builder hangs up; it may want a client certificate (chart value builder.tlsSecret)", True)
+    return Failure(f"the builder cannot be reached: {_network(found[0])}; is buildkitd running?", True)
 
 
 _LOOKS = (_own_line, _checksum, _space, _base_missing, _wheel_missing, _http_fetch, _push, _builder_down)

@@ -133,9 +133,15 @@ def test_what_kubectl_refuses(operator: Installed, more: dict[str, Any], sentenc
             "Building",
             "Built",
             "RegistryUnreachable",
-            f"the registry {NOWHERE} cannot be reached",
+            f"waiting for the registry: the registry {NOWHERE} cannot be reached: connection refused",
         ),
-        ("no-image", "Starting", "Progressing", "ImageNotPulled", "not-there@sha256:0000"),
+        (
+            "no-image",
+            "Starting",
+            "Progressing",
+            "ImageNotPulled",
+            f"/ddtree/not-there@{DIGEST} cannot be pulled: not found",
+        ),
         ("no-node", "Placing", "Placed", "NoNodeFits", "node-a: product NVIDIA-H200, not NVIDIA-B200"),
         (
             "bad-template",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddtree_operator.core.engine_errors import error_line, refusal
+from ddtree_operator.core.engine_errors import error_line, pods_refused, pull_failure, refusal
 
 pytestmark = pytest.mark.unit
 
@@ -39,3 +39,29 @@ def test_without_any_error_the_last_line_stands() -> None:
 
 def test_a_line_of_carets_is_never_the_answer() -> None:
     assert "^" not in error_line("ValueError: bad flag\n    ^^^^^^^\n")
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (
+            'Back-off pulling image "r:5000/e@sha256:00": ErrImagePull: rpc error: desc = failed to pull '
+            'and unpack image "r:5000/e@sha256:00": resolve reference "r:5000/e@sha256:00": r:5000/e: not found',
+            "the image r:5000/e@sha256:00 cannot be pulled: not found",
+        ),
+        (
+            'failed to pull and unpack image "r/e": Head "https://r/v2/": dial: connection refused',
+            "the image r/e cannot be pulled: connection refused",
+        ),
+        ('Back-off pulling image "r/e"', "the image r/e cannot be pulled"),
+        ("", "the image cannot be pulled"),
+    ],
+)
+def test_an_image_that_is_not_pulled_is_one_sentence(said: str, sentence: str) -> None:
+    assert pull_failure(said) == sentence
+
+
+def test_refused_pods_read_the_same_at_each_attempt() -> None:
+    said = 'pods "m-1-{}" is forbidden: exceeded quota: tight, requested: pods=1'
+    assert pods_refused(said.format("x")) == pods_refused(said.format("y"))
+    assert pods_refused(said) == "pods are refused: exceeded quota: tight, requested: pods=1"

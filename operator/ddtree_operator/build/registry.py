@@ -6,6 +6,7 @@ import base64
 import binascii
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -258,6 +259,9 @@ def _of_platform(index: Mapping[str, Any], platform: str, reference: Reference) 
 
 
 def _why(error: BaseException) -> str:
+    number = getattr(getattr(error, "os_error", None), "errno", None)
+    if isinstance(number, int) and number > 0:  # asyncio's own words only repeat the address
+        return os.strerror(number).lower()
     text = str(error) or type(error).__name__
     found = re.search(r"\[([^\]]*)\]$", text)
     return (found[1] if found and found[1] else text)[:200]

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 from ddtree_operator.api.spec import BuildSpec, Step
 from ddtree_operator.core.actions import Analyze, StartBuild
-from ddtree_operator.core.engine_errors import error_line, refusal
+from ddtree_operator.core.engine_errors import NOT_PULLED, error_line, refusal
 from ddtree_operator.core.facts import EngineSet, Progress, Revision
 from ddtree_operator.core.report import BUILD_FAILED
 from ddtree_operator.core.revisions import baseline_speculative
 from ddtree_operator.core.round import Round
 from ddtree_operator.core.units import clip, seconds
 
-_NOT_PULLED = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
 CRASHES = 3  # restarts of one engine after which it counts as looping; a refusal counts at once
 
 
@@ -190,8 +189,14 @@ def _started(r: Round, revision: Revision, canary: EngineSet, baseline: EngineSe
     if not short:
         return True
     r.report.phase = "Starting"
-    r.report.message = "; ".join(waiting_for(*item) for item in short)
-    r.report.obstacle = next((found[0] for _, engines, _ in short if (found := obstacle(engines))), "")
+    found = [obstacle(engines) for _, engines, _ in short]
+    first = found[0]
+    if first is not None and len(found) > 1 and found[1] == first:
+        counts = " and ".join(f"{who} {len(engines.ready)}/{need}" for who, engines, need in short)
+        r.report.message = f"{counts} engines ready, {first[1]}"
+    else:
+        r.report.message = "; ".join(waiting_for(*item) for item in short)
+    r.report.obstacle = next((x[0] for x in found if x), "")
     assert revision.progress is not None
     _describe(r, revision.progress)
     _late(r, revision, r.report.message)
@@ -217,8 +222,9 @@ def obstacle(engines: EngineSet) -> tuple[str, str] | None:
         if pod.restarts and line:
             return "EngineCrashed", f"restarted {pod.restarts} times: {clip(line, 300)}"
         if pod.message:
-            reason = "ImageNotPulled" if pod.waiting in _NOT_PULLED else pod.waiting
-            return reason, f"{pod.waiting}: {clip(pod.message, 300)}"
+            if pod.waiting in NOT_PULLED:
+                return "ImageNotPulled", clip(pod.message, 500)
+            return pod.waiting, f"{pod.waiting}: {clip(pod.message, 300)}"
     return None
 
 

@@ -16,6 +16,7 @@ from ddtree_operator.api.names import (
     LABEL_REVISION,
     LABEL_ROLE,
 )
+from ddtree_operator.core.engine_errors import NOT_PULLED, pods_refused, pull_failure
 from ddtree_operator.core.facts import EngineSet, PodFact
 from ddtree_operator.core.units import clip, epoch
 from ddtree_operator.rollout.manifests import ANNOTATION_SWITCHED_AT
@@ -51,7 +52,7 @@ def engine_sets(deployments: list[Object], pods: list[Object]) -> tuple[EngineSe
 def _failure(deployment: Object) -> str:
     for c in deployment.get("status", {}).get("conditions", []):
         if c.get("type") == "ReplicaFailure" and c.get("status") == "True":
-            return clip(str(c.get("message", "pods cannot be created")), 400)
+            return clip(pods_refused(str(c.get("message", "pods cannot be created"))), 400)
     return ""
 
 
@@ -68,6 +69,8 @@ def pod_fact(pod: Object) -> PodFact:
         reason, message = scheduled.get("reason", "Unschedulable"), scheduled.get("message", "")
     if reason in _CALM:
         message = ""
+    if reason in NOT_PULLED:
+        message = pull_failure(str(message))
     restarts = int(container.get("restartCount", 0))
     exit_message = str(ended.get("message", ""))
     if ended and not exit_message:

@@ -6,7 +6,8 @@ Every engine is a process group of its own, forked from this process, and its sc
 turn (SGLang would spawn them): SGLang is imported once for many engines, which is most of what a start costs. An
 engine that dies or hangs takes its group with it, nothing else. ``test_server.py`` starts servers the usual way.
 
-SPEC {"engine": kwargs of sglang.Engine, "env": {}, "fault": patch or "", "rounds": [{"requests": [REQUEST]}]}
+SPEC {"engine": kwargs of sglang.Engine or {"flags": [of launch_server]}, "env": {}, "fault": patch or "",
+      "rounds": [{"requests": [REQUEST]}]}
 REQUEST {"ids" or "text", "params", "delay", "rid", "abort_after"}
 OUT  {"started": seconds, "rounds": [[{"ids", "meta"} or {"error"}]], "info": {…}}
 """
@@ -88,6 +89,14 @@ def work(spec: dict[str, Any], out_path: Path) -> None:
         engine.shutdown()
 
 
+def serve(flags: list[str]) -> None:
+    """What ``python -m sglang.launch_server`` does, for flags with which it must not come up."""
+    from sglang.launch_server import run_server
+    from sglang.srt.server_args import prepare_server_args
+
+    run_server(prepare_server_args(flags))
+
+
 def run(spec_path: Path, out_path: Path, log_path: Path, seconds: float) -> int:
     """Fork an engine and wait for it; its exit status, negative for the signal that ended it."""
     child = os.fork()
@@ -102,7 +111,10 @@ def run(spec_path: Path, out_path: Path, log_path: Path, seconds: float) -> int:
             os.environ.update(spec["env"])
             if spec.get("fault"):
                 break_package(Path(spec["fault"]))
-            work(spec, out_path)
+            if "flags" in spec["engine"]:
+                serve(spec["engine"]["flags"])
+            else:
+                work(spec, out_path)
             status = 0
         except SystemExit as end:  # as the interpreter does at the top
             print(end.code, file=sys.stderr, flush=True)

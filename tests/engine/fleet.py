@@ -107,12 +107,16 @@ class Scenario:
 
     def keywords(self) -> dict[str, Any]:
         """Of sglang.Engine; ``@pair/`` at the start of a value becomes the pair's folder, which is made only now."""
-        out = dict(self.kwargs)
-        for key, value in out.items():
+
+        def place(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return [place(item) for item in value]
             if isinstance(value, str) and value.startswith("@"):
                 pair, _, rest = value[1:].partition("/")
-                out[key] = str(models(pair) / rest)
-        return out
+                return str(models(pair) / rest)
+            return value
+
+        return {key: place(value) for key, value in self.kwargs}
 
 
 @dataclass

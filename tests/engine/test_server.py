@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from engine.fleet import TIMEOUT, environment, greedy, models, python, shadow
+from engine.fleet import TIMEOUT, Fleet, Scenario, environment, greedy, models, python, shadow
 
 pytestmark = pytest.mark.engine
 PROMPT = [40, 41, 42, 43, 44, 45, 46, 47]
@@ -134,27 +134,39 @@ def test_server_info_and_metrics(server: str) -> None:
     assert 0.3 < predicted < 7
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--speculative-ddtree-budget", "300"], "--speculative-ddtree-budget must be from 1 to 255, not 300"),
-        (["--speculative-ddtree-budget", "wide"], "--speculative-ddtree-budget must be a whole number"),
-        (["--attention-backend", "triton"], "--attention-backend triton has no tree mask"),
-        (["--pp-size", "2"], "pipeline parallelism"),
-        (["--speculative-num-draft-tokens", "16"], "remove --speculative-num-draft-tokens"),
-        (["--speculative-draft-model-path", "/nowhere/drafter"], "the drafter's config at '/nowhere/drafter'"),
-        (
-            ["--speculative-algorithm", "DFLASH", "--speculative-ddtree-budget", "7"],
-            "needs --speculative-algorithm DDTREE",
-        ),
-    ],
-)
-def test_refusals_are_one_line_and_a_status(flags: list[str], sentence: str) -> None:
+BASE = ("--model-path", "@tiny/target", "--speculative-draft-model-path", "@tiny/drafter", "--speculative-algorithm")
+REFUSED = {
+    "not a number": (("DDTREE", "--speculative-ddtree-budget", "wide"), "budget must be a whole number from 1 to 255"),
+    "backend": (("DDTREE", "--attention-backend", "triton"), "--attention-backend triton has no tree mask"),
+    "pipeline": (("DDTREE", "--pp-size", "2"), "does not work with pipeline parallelism"),
+    "two sizes": (("DDTREE", "--speculative-num-draft-tokens", "16"), "remove --speculative-num-draft-tokens"),
+    "no drafter": (("DDTREE", "--speculative-draft-model-path", "/nowhere"), "the drafter's config at '/nowhere'"),
+    "no tree": (("DFLASH", "--speculative-ddtree-budget", "7"), "needs --speculative-algorithm DDTREE"),
+}
+SCENARIOS = {
+    name: Scenario.make(f"refused-{name}", {"flags": (*BASE, *flags)}, []) for name, (flags, _) in REFUSED.items()
+}
+
+
+@pytest.mark.parametrize(("name", "scenario"), SCENARIOS.items(), ids=SCENARIOS)
+def test_refusals_are_one_line_and_a_status(fleet: Fleet, name: str, scenario: Scenario) -> None:
+    outcome = fleet.outcome(scenario)
+    assert REFUSED[name][1] in outcome.refusal(), outcome.log[-3000:]
+    assert outcome.log.count("ddtree: refused: ") == 1
+    assert "Traceback" not in outcome.log
+    assert outcome.status == 1
+
+
+def test_a_refusal_by_the_real_command() -> None:
     done = subprocess.run(
-        command(*flags), env=environment(), capture_output=True, text=True, timeout=TIMEOUT, check=False
+        command("--speculative-ddtree-budget", "300"),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
     )
     lines = [line for line in done.stderr.splitlines() if line.startswith("ddtree: refused: ")]
-    assert len(lines) == 1, done.stderr[-3000:]
-    assert sentence in lines[0]
+    assert lines == ["ddtree: refused: --speculative-ddtree-budget must be from 1 to 255, not 300"], done.stderr[-3000:]
     assert done.returncode == 1
     assert "Traceback" not in done.stderr

@@ -175,3 +175,9 @@ def test_a_quota_that_lets_no_builder_in_is_told(cluster: BuildCluster) -> None:
     finally:
         cluster.kubectl("delete", "resourcequota", name, "-n", NAMESPACE)
     assert cluster.wait_for(job).state == "done"
+
+
+def test_a_base_image_without_python_is_named(cluster: BuildCluster) -> None:
+    failed = cluster.build(EMPTY, retries=True, baseImage=cluster.config.builder_image)
+    assert failed.sentence == "the base image has no python3 on its PATH; use one with Python and torch"
+    assert failed.attempts == 1

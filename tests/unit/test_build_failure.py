@@ -117,6 +117,29 @@ CASES = {
         "no space left on the disk of the builder; free some, or give it a larger volume",
         True,
     ),
+    "base image without Python": (
+        "#8 0.088 /bin/sh: 1: python3: not found\n"
+        'error: failed to solve: process "/bin/sh -c python3 -B /x" did '
+        "not complete successfully: exit code: 127",
+        "the base image has no python3 on its PATH; use one with Python and torch",
+        False,
+    ),
+    "base image without a shell": (
+        'error: failed to solve: process "/bin/sh -c python3" did not complete successfully: runc run failed: to '
+        'start container process: error during container init: exec: "/bin/sh": stat /bin/sh: no such file',
+        "the base image has no shell (/bin/sh); use one with a shell, Python and torch",
+        False,
+    ),
+    "base image of another processor": (
+        "#8 0.1 exec /bin/sh: exec format error\nerror: failed to solve: process did not complete",
+        "the base image is for another processor than the builder's; use one for that platform",
+        False,
+    ),
+    "step killed": (
+        'error: failed to solve: process "/bin/sh -c python3" did not complete successfully: exit code: 137',
+        "a build step was killed, most likely for memory; give the builder more",
+        True,
+    ),
     "builder wants a certificate": (
         "error: listing workers for Build: failed to list workers: Unavailable: connection error: desc = "
         '"error reading server preface: EOF"',

@@ -165,6 +165,14 @@ def test_the_builder_is_apart(helm: str) -> None:
     assert privileged == ["buildkitd"]
 
 
+def test_the_builder_asks_for_certificates_when_it_has_its_own(helm: str) -> None:
+    objects = render(helm, *IMAGES, "--set", "builder.serverTlsSecret=server,builder.tlsSecret=client")
+    assert 'ca = "/tls/ca.crt"' in one(objects, "ConfigMap", "buildkitd")["data"]["buildkitd.toml"]
+    pod = one(objects, "Deployment", "buildkitd")["spec"]["template"]["spec"]
+    assert {"name": "tls", "secret": {"secretName": "server", "defaultMode": 0o400}} in pod["volumes"]
+    assert "[grpc.tls]" not in one(render(helm, *IMAGES), "ConfigMap", "buildkitd")["data"]["buildkitd.toml"]
+
+
 def test_the_builder_can_be_elsewhere(helm: str) -> None:
     objects = render(helm, "--set", "builder.enabled=false,builder.address=tcp://b.example:1234")
     assert not any(o["metadata"].get("namespace") == "ddtree-build" for o in objects)

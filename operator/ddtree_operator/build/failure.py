@@ -31,6 +31,10 @@ PERMANENT = (
     "server gave HTTP response to HTTPS client",
     "tls: failed to verify certificate",
     "dockerfile parse error",
+    "python3: not found",
+    "python3: command not found",
+    'exec: "/bin/sh"',
+    "exec format error",
 )
 
 _NOISE = re.compile(
@@ -180,9 +184,6 @@ def _builder_down(log: str) -> Failure | None:
     return Failure(f"the builder cannot be reached: {_network(found[0])}; is buildkitd running?", True)
 
 
-_LOOKS = (_own_line, _checksum, _space, _base_missing, _wheel_missing, _http_fetch, _push, _builder_down)
-
-
 def _wheel_before(log: str, position: int) -> str:
     """The wheel that the step in question fetched."""
     line_start = log.rfind("\n", 0, position) + 1
@@ -196,6 +197,19 @@ def _wheel_before(log: str, position: int) -> str:
     near = re.findall(r"([A-Za-z0-9._+%-]+\.whl)", line)
     names = near or failed
     return f"the wheel {names[-1]}" if names else "a wheel"
+
+
+def _step(log: str) -> Failure | None:
+    """What keeps a step of ours from running in the base image at all."""
+    if re.search(r"python3: (?:command )?not found", log):
+        return Failure("the base image has no python3 on its PATH; use one with Python and torch", False)
+    if 'exec: "/bin/sh"' in log:
+        return Failure("the base image has no shell (/bin/sh); use one with a shell, Python and torch", False)
+    if "exec format error" in log:
+        return Failure("the base image is for another processor than the builder's; use one for that platform", False)
+    if re.search(r"did not complete successfully: exit code: 137", log):
+        return Failure("a build step was killed, most likely for memory; give the builder more", True)
+    return None
 
 
 def _network(text: str) -> str:
@@ -225,3 +239,16 @@ def _clean(text: str) -> str:
 
 def _bounded(text: str, limit: int = 700) -> str:
     return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
+
+
+_LOOKS = (
+    _own_line,
+    _checksum,
+    _space,
+    _base_missing,
+    _wheel_missing,
+    _http_fetch,
+    _push,
+    _builder_down,
+    _step,
+)

@@ -10,7 +10,7 @@ import pytest
 
 from ddtree_operator.build import RegistryClient, RegistryError, image_reference, job_result
 from ddtree_operator.build.context import LABEL_FACTS, LABEL_RECIPE_DIGEST
-from integration.build_cluster import NAMESPACE, NOWHERE, REGISTRY, REPO, BuildCluster, until
+from integration.build_cluster import BUILDER_NAMESPACE, NAMESPACE, NOWHERE, REGISTRY, REPO, BuildCluster, until
 
 pytestmark = pytest.mark.integration
 
@@ -181,3 +181,22 @@ def test_a_base_image_without_python_is_named(cluster: BuildCluster) -> None:
     failed = cluster.build(EMPTY, retries=True, baseImage=cluster.config.builder_image)
     assert failed.sentence == "the base image has no python3 on its PATH; use one with Python and torch"
     assert failed.attempts == 1
+
+
+def test_a_builder_that_comes_back_is_used_by_the_next_attempt(cluster: BuildCluster) -> None:
+    builder = ("deployment/buildkitd", "-n", BUILDER_NAMESPACE)
+    cluster.kubectl("scale", *builder, "--replicas=0")
+    cluster.kubectl("wait", "pod", "-n", BUILDER_NAMESPACE, "-lapp.kubernetes.io/name=buildkitd", "--for=delete")
+    try:
+        job = cluster.start(GOOD, retries=True)
+
+        def told() -> str:
+            return job_result(cluster.get("job", job, "-n", NAMESPACE), cluster.pods_of(job)).sentence
+
+        sentence = until(told, 120, "the first attempt has failed")
+        assert sentence.startswith("attempt 1 failed, trying again: the builder cannot be reached: ")
+    finally:
+        cluster.kubectl("scale", *builder, "--replicas=1")
+    done = cluster.wait_for(job)
+    assert done.state == "done"
+    assert done.attempts >= 2

@@ -125,8 +125,8 @@ CASES = {
         False,
     ),
     "base image without a shell": (
-        'error: failed to solve: process "/bin/sh -c python3" did not complete successfully: runc run failed: to '
-        'start container process: error during container init: exec: "/bin/sh": stat /bin/sh: no such file',
+        'error: failed to solve: process "/bin/sh -c python3" did not complete successfully: runc run failed: '
+        'unable to start container process: error during container init: exec: "/bin/sh": stat /bin/sh: no such file',
         "the base image has no shell (/bin/sh); use one with a shell, Python and torch",
         False,
     ),

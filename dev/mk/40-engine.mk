@@ -14,3 +14,7 @@ typecheck-engine: ## mypy --strict on the engine wheels (SGLang and torch stay u
 .PHONY: faults
 faults: ## rewrite the faulty patches of the tests and the demo after an edit of the lines they are about
 	py=$(OPS); $$py/bin/python tests/engine/mutations/make.py
+
+.PHONY: bench-engine
+bench-engine: ## the engine on a CPU: plain, chain and trees on the SmolLM2 pair
+	py=$(OPS); $$py/bin/python dev/bench/engine_cpu.py docs/benchmarks

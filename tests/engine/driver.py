@@ -9,7 +9,7 @@ engine that dies or hangs takes its group with it, nothing else. ``test_server.p
 SPEC {"engine": kwargs of sglang.Engine or {"flags": [of launch_server]}, "env": {}, "fault": patch or "",
       "rounds": [{"requests": [REQUEST]}]}
 REQUEST {"ids" or "text", "params", "delay", "rid", "abort_after"}
-OUT  {"started": seconds, "rounds": [[{"ids", "meta"} or {"error"}]], "info": {…}}
+OUT  {"started": s, "rounds": [[{"ids", "meta"} or {"error"}]], "seconds": [of each round], "cpu": [likewise], "info"}
 """
 
 from __future__ import annotations
@@ -62,18 +62,28 @@ async def play(engine: Any, requests: list[dict[str, Any]]) -> list[dict[str, An
     return list(await asyncio.gather(*(one(engine, request) for request in requests)))
 
 
+def cpu_seconds() -> float:
+    """What this process and its children have used; unlike the clock it does not count waiting for a busy machine."""
+    import psutil
+
+    own = psutil.Process()
+    times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
+    return sum(t.user + t.system for t in times)
+
+
 def work(spec: dict[str, Any], out_path: Path) -> None:
     """One engine, from start to shutdown."""
     import sglang
 
     begin = time.monotonic()
     engine = sglang.Engine(**spec["engine"])
-    out: dict[str, Any] = {"started": time.monotonic() - begin, "rounds": [], "seconds": []}
+    out: dict[str, Any] = {"started": time.monotonic() - begin, "rounds": [], "seconds": [], "cpu": []}
     try:
         for block in spec["rounds"]:
-            begin = time.monotonic()
+            begin, used = time.monotonic(), cpu_seconds()
             out["rounds"].append(engine.loop.run_until_complete(play(engine, block["requests"])))
             out["seconds"].append(time.monotonic() - begin)
+            out["cpu"].append(cpu_seconds() - used)
         # an idle scheduler counts its free slots and ends itself if one is missing; then nothing answers any more
         engine.loop.run_until_complete(asyncio.sleep(1.0))
         out["flushed"] = bool(engine.flush_cache().success)

@@ -165,8 +165,10 @@ class Driver:
 
     def end(self) -> None:
         assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.close()
         self.process.wait()
+        self.process.stdout.close()
 
 
 class Fleet:

@@ -30,6 +30,7 @@ def roll(r: Round, revision: Revision, stable: Revision | None) -> None:
         return
     revision = r.revisions[revision.hash]
     if not revision.image or r.again:
+        r.report.phase, r.report.message = "Starting", "image and nodes are known, the engines come next"
         return
     canary, baseline = _engines(r, revision, stable)
     if _crashed(r, revision, canary, "canary") or (baseline.baseline and _crashed(r, revision, baseline, "baseline")):

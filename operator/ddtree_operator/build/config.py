@@ -40,7 +40,6 @@ class BuildConfig:
     wheelhouse: str = ""  # http(s) folder that bare wheel file names are joined to
     insecure_registries: frozenset[str] = frozenset()  # host[:port] spoken to over plain http
     builder_address: str = "tcp://buildkitd.ddtree-build.svc:1234"
-    builder_namespace: str = "ddtree-build"
     builder_version: str = "0.34.2"
     builder_image: str = ""  # holds buildctl and a shell
     builder_tls_secret: str = ""  # ca.crt, tls.crt, tls.key for mutual TLS with buildkitd

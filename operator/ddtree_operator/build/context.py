@@ -21,7 +21,6 @@ USER = "65532:65532"
 LABEL_PREFIX = "ddtree.dev"
 LABEL_RECIPE_DIGEST = "ddtree.dev/recipe-digest"
 LABEL_RECIPE_JSON = "ddtree.dev/recipe-json"
-LABEL_DEVICE = "ddtree.dev/device"
 LABEL_FACTS = "ddtree.dev/facts"  # JSON of files/facts.py: what is installed, what the image needs of a node
 
 ENGINE_STAGE = "engine"
@@ -32,7 +31,7 @@ FACTS_PATH = "/opt/ddtree/facts.json"
 def labels(recipe: Recipe) -> dict[str, str]:
     """Labels of the image: what is inside, and the recipe that made it."""
     out = {
-        "ddtree.dev/device": recipe.device,
+        f"{LABEL_PREFIX}/device": recipe.device,
         "ddtree.dev/sglang": recipe.sglang_version,
         "ddtree.dev/series": recipe.series_name,
         LABEL_RECIPE_DIGEST: recipe.digest,

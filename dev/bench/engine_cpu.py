@@ -1,6 +1,6 @@
 """The engine on a CPU: plain decoding, the chain, and trees, on the SmolLM2 pair, one request at a time.
 
-usage: engine_cpu.py OUT_FOLDER [ROUNDS]      writes engine-cpu.json; prints the table
+usage: engine_cpu.py OUT_FOLDER [ROUNDS [MODE,MODE…]]      writes engine-cpu.json; prints the table
 
 Every round runs all modes, in an order that turns, on the same prompts. Tokens per CPU second are compared, since a
 clock on a shared machine measures the neighbours; tokens per second of the clock are given too. One thread an engine.
@@ -56,10 +56,10 @@ def measure(outcome: Outcome) -> dict[str, float]:
     }
 
 
-def main(out: Path, rounds: int) -> int:
+def main(out: Path, rounds: int, modes: list[str]) -> int:
     fleet = Fleet()
-    raw: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
-    order = list(MODES)
+    raw: dict[str, list[dict[str, float]]] = {mode: [] for mode in modes}
+    order = modes
     for number in range(rounds):
         for mode in order[number % len(order) :] + order[: number % len(order)]:
             raw[mode].append(measure(fleet.outcome(scenario(mode, number))))
@@ -77,7 +77,7 @@ def main(out: Path, rounds: int) -> int:
     def median(mode: str, key: str) -> float:
         return statistics.median(run["tokens"] / run[key] for run in raw[mode])
 
-    for mode in MODES:
+    for mode in modes:
         row(f"{mode}: accept length", raw[mode][0]["accept"], "tokens a step")
         row(f"{mode}: tokens per CPU second", median(mode, "cpu"), "tok/CPU s")
         row(f"{mode}: tokens per second", median(mode, "seconds"), "tok/s")
@@ -102,4 +102,5 @@ def main(out: Path, rounds: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 3))
+    chosen = sys.argv[3].split(",") if len(sys.argv) > 3 else list(MODES)
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 3, chosen))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ddtree_operator.api.names import LABEL_REVISION
@@ -21,6 +21,17 @@ class Replay:
     digest: str
     same: bool | None  # None: it could not be judged again
     note: str
+    data: bytes = field(default=b"", repr=False)  # the record as it is kept
+
+    def shown(self) -> dict[str, Any]:
+        """All but the record itself, as plain data."""
+        return {
+            "title": self.title,
+            "verdict": self.verdict,
+            "digest": self.digest,
+            "same": self.same,
+            "note": self.note,
+        }
 
 
 def of_revision(config_maps: Iterable[dict[str, Any]], revision: str) -> list[Replay]:
@@ -48,18 +59,46 @@ def replay(data: bytes, title: str) -> Replay:
         kept = record.load(data)
         digest = record.digest(data)
     except record.RecordError as exc:
-        return Replay(title, {}, "", None, str(exc))
+        return Replay(title, {}, "", None, str(exc), data)
     verdict = _plain(kept.verdict)
     step = kept.notes.get("step", "")
     title = f"{title} (attempt {int(kept.notes.get('attempt', 0)) + 1}, step {int(step) + 1})" if step else title
     try:
         again = _plain(record.recompute(kept))
     except record.RecordError as exc:
-        return Replay(title, verdict, digest, None, str(exc))
+        return Replay(title, verdict, digest, None, str(exc), data)
     same = repr(again) == repr(verdict)
     pairs = len(kept.pairs)
     note = f"judged again here from {pairs} pairs: " + ("the same verdict" if same else f"now {again['outcome']}")
-    return Replay(title, verdict, digest, same, note)
+    return Replay(title, verdict, digest, same, note, data)
+
+
+def deciding(replays: list[Replay], digest: str) -> Replay | None:
+    """The record with that digest, else the newest that can be read."""
+    readable = [r for r in replays if r.verdict]
+    return next((r for r in readable if r.digest == digest), readable[-1] if readable else None)
+
+
+def altered(replays: list[Replay], digest: str) -> str:
+    """What is wrong when the verdict that decided had a digest and no kept record has it; "" when all is well."""
+    if not digest or not replays or any(r.digest == digest for r in replays):
+        return ""
+    return f"no kept record has the digest of the verdict that decided ({digest}): the record was altered, or is gone"
+
+
+def pictures(data: bytes, metrics: list[str], svg: bool) -> str:
+    """Intervals over pairs against the thresholds, one below the other. Raises ValueError for an unknown metric."""
+    from ddtree_operator.analysis import plot, record
+
+    kept = record.load(data)
+    steps = record.timeline(kept)
+    if not steps:
+        raise ValueError("the record holds no pairs, so there is nothing to draw")
+    wanted = metrics or [g.metric for g in kept.policy.gates]
+    series = [(plot.metric_series(steps, m), m) for m in wanted]
+    if svg:
+        return plot.sheet([(s, f"{m}: {s[-1].outcome} after {s[-1].pairs} pairs") for s, m in series])
+    return "\n\n".join(f"{m} (canary against baseline, by pairs)\n{plot.text(s)}" for s, m in series)
 
 
 def _plain(verdict: Any) -> dict[str, Any]:

@@ -199,12 +199,13 @@ def _metric(m: Object) -> list[str]:
         ]
     if kind.startswith("prometheus/"):
         return [kind, "", _number(m.get("canary")), "", "", _between(low, high), "", _outcome(m.get("outcome"))]
+    tested = kind != "aggregateThroughput"  # a rule has no interval
     return [
         kind,
         _number(m.get("baseline")),
         _number(m.get("canary")),
         _percent(m.get("estimate")),
-        _interval(low, high),
+        _interval(low, high) if tested else "",
         f"above {_percent(needs)}" if needs is not None else "",
         pairs,
         _outcome(m.get("outcome")),

@@ -20,7 +20,7 @@ from typing import Any
 from demo import install, resources
 from demo.cluster import ROOT, Cluster, DemoError, given_cluster, own_cluster
 from demo.show import Clock, head, say, table
-from demo.watch import Case, follow
+from demo.watch import Case, follow, keep_record
 
 LIMIT = {"tiny": 600.0, "smollm2": 1200.0}  # seconds a single rollout may take
 
@@ -113,6 +113,9 @@ def demo(model: str, out: Path, only: str = "abcde") -> int:
             say(f"{case.verdict} after {case.seconds:.0f} s: {case.status.get('message', '')}")
             if case.problem:
                 raise DemoError(case.problem + "; ddtreectl get and the operator's log say more")
+            kept = keep_record(cluster, case, out.parent / "records", model)
+            if kept:
+                say(f"its record, judged again here with the same verdict: {kept}")
             if not client_up:
                 install.start_client(cluster, images["operator"], model)
                 client_up = True

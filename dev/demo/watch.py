@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from demo.cluster import Cluster, DemoError
+from demo.cluster import ROOT, Cluster, DemoError
 from demo.resources import NAME, NAMESPACE
 from demo.show import Ticker
 
@@ -56,6 +59,26 @@ class Case:
             if m["metric"] == "parity":
                 return {"pass": "equal", "fail": "DIFFERENT"}.get(m["outcome"], "not yet")
         return "not measured"
+
+
+def keep_record(cluster: Cluster, case: Case, folder: Path, model: str) -> str:
+    """Save the record of the case's verdict with ``ddtreectl explain``; its path, "" when nothing was measured.
+
+    Raises DemoError when the record does not give the same verdict again.
+    """
+    if not case.status.get("analysis", {}).get("pairs"):
+        return ""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"demo-{model}-{case.key}.jsonl.gz"
+    command = [sys.executable, "-m", "ddtreectl", "explain", NAME, str(case.status["revision"]), "-n", NAMESPACE]
+    env = {**cluster.env, "PYTHONPATH": f"{ROOT / 'operator'}:{ROOT / 'cli'}"}
+    done = subprocess.run(
+        [*command, "--export", str(path)], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise DemoError(f"ddtreectl explain of case {case.key}: {said[-1] if said else 'failed'}")
+    return str(path)
 
 
 def follow(cluster: Cluster, case: Case, limit: float) -> None:

@@ -77,6 +77,17 @@ def test_better_accept_length_with_lower_throughput_fails():
     assert metric(verdict, "throughput").outcome is Outcome.FAIL
 
 
+def test_a_stalled_request_holds_promotion_back_until_it_is_outweighed():
+    """One answer of a hundred takes a minute: single requests hardly show it, all seconds together do."""
+    stalled = replace(GOOD, canary=replace(GOOD.canary, seconds=GOOD.canary.seconds * 100))
+    verdict = evaluate([GOOD] * 60 + [stalled], POLICY)
+    assert metric(verdict, "throughput").outcome is Outcome.PASS
+    assert metric(verdict, "aggregateThroughput").outcome is Outcome.NOT_YET
+    assert verdict.outcome is Outcome.NOT_YET
+    assert "below -5.0%" in verdict.reason
+    assert evaluate([GOOD] * 800 + [stalled], POLICY).outcome is Outcome.PASS
+
+
 def test_throughput_can_be_switched_off():
     policy = Policy.from_spec(AnalysisSpec.model_validate({"throughput": {"enabled": False}}))
     verdict = evaluate([pair(accept=2.65, tps=5.0)] * 20, policy)

@@ -69,5 +69,5 @@ def test_pictures(pairs):
 
 
 def test_unknown_metric():
-    with pytest.raises(ValueError, match="there are: acceptLength, parity, throughput"):
+    with pytest.raises(ValueError, match="there are: acceptLength, aggregateThroughput, parity, throughput"):
         metric_series([evaluate([], POLICY)], "x")

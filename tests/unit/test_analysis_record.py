@@ -83,7 +83,7 @@ def test_other_rule_is_refused():
 
 def test_policy_of_another_version_is_told():
     lines = gzip.decompress(dump(make([pair()]))).replace(b'"clip"', b'"cut"')
-    with pytest.raises(RecordError, match=r"another version .rule 1; clip, cut"):
+    with pytest.raises(RecordError, match=r"another version .rule 2; clip, cut"):
         load(gzip.compress(lines))
 
 

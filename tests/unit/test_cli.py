@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.dom import minidom
 
 import pytest
 import yaml
 
+from ddtree_operator.analysis import Outcome, Pair, Policy, Sample, evaluate, record
 from ddtree_operator.api.actions import ActionRequest
+from ddtree_operator.api.spec import AnalysisSpec
 from ddtreectl import __main__, kube
 from ddtreectl.verbs import status as status_verb
 from unit.ddt_fake import FakeCluster, analyzing, resource, rolled_back, stable
@@ -266,13 +271,6 @@ def test_history_nodes_explain(run: Run) -> None:
 
 def recorded(**changes: Any) -> bytes:
     """A record of 30 pairs with equal outputs, judged by a policy of the defaults."""
-    from dataclasses import replace
-
-    from ddtree_operator.analysis import record
-    from ddtree_operator.analysis.evaluate import evaluate
-    from ddtree_operator.analysis.policy import Policy
-    from ddtree_operator.analysis.types import Pair, Sample
-    from ddtree_operator.api.spec import AnalysisSpec
 
     def sample(accepted: int) -> Sample:
         return Sample("p", 40, 20, accepted, 1.0 + accepted / 1000, tuple(range(40)))
@@ -284,10 +282,6 @@ def recorded(**changes: Any) -> bytes:
 
 
 def with_record(data: bytes) -> FakeCluster:
-    import base64
-
-    from ddtree_operator.analysis import record
-
     obj = analyzing()
     obj["status"]["history"][2] = {**obj["status"]["history"][2], "verdictDigest": record.digest(data)}
     fake = FakeCluster(obj)
@@ -307,8 +301,6 @@ def test_explain_judges_the_record_again(run: Run) -> None:
 
 
 def test_explain_notices_a_verdict_that_the_pairs_do_not_give(run: Run) -> None:
-    from ddtree_operator.analysis.types import Outcome
-
     code, out, _ = run("explain qwen3-8b", with_record(recorded(outcome=Outcome.FAIL)))
     assert code == 1
     assert "judged again here from 30 pairs: now notYet" in out or "now pass" in out
@@ -325,6 +317,45 @@ def test_explain_of_a_record_file_needs_no_cluster(run: Run, tmp_path: Path) -> 
     assert code == 1
     assert "the record is not gzip data" in err
     assert run("explain")[0] == 1
+
+
+def test_explain_notices_an_altered_record(run: Run) -> None:
+    """Pairs and verdict changed together agree with each other, but not with the digest in the status."""
+    fake = with_record(recorded())
+    for config_map in fake.record_maps:
+        config_map["binaryData"]["pairs.jsonl.gz"] = base64.b64encode(recorded(pairs=29)).decode()
+    code, out, _ = run("explain qwen3-8b", fake)
+    assert code == 1
+    assert "the same verdict" not in out
+    fake = with_record(recorded())
+    other = record.load(recorded())
+    kept = replace(other, pairs=other.pairs[:20], verdict=evaluate(other.pairs[:20], other.policy))
+    for config_map in fake.record_maps:
+        config_map["binaryData"]["pairs.jsonl.gz"] = base64.b64encode(record.dump(kept)).decode()
+    code, out, _ = run("explain qwen3-8b", fake)
+    assert code == 1
+    assert "judged again here from 20 pairs: the same verdict" in out
+    assert "the record was altered, or is gone" in out
+    assert "altered" in json.loads(run("explain qwen3-8b -o json", fake)[1])
+
+
+def test_explain_draws_and_saves_the_record_that_decided(run: Run, tmp_path: Path) -> None:
+    drawn, saved = tmp_path / "plot.svg", tmp_path / "record.jsonl.gz"
+    code, _, err = run(f"explain qwen3-8b --plot {drawn} --export {saved}", with_record(recorded()))
+    assert code == 0
+    assert f"wrote {drawn}" in err
+    assert saved.read_bytes() == recorded()
+    picture = minidom.parse(str(drawn))
+    titles = [t.firstChild.nodeValue for t in picture.getElementsByTagName("text") if "after" in str(t.toxml())]
+    assert titles == ["acceptLength: pass after 30 pairs", "throughput: notYet after 30 pairs"]
+    _, out, _ = run(f"explain --record {saved} --plot - --metric acceptLength")
+    assert "acceptLength (canary against baseline, by pairs)" in out
+    assert "┼" in out
+    assert "throughput (canary" not in out
+    code, _, err = run(f"explain --record {saved} --plot - --metric speed")
+    assert (code, "no metric 'speed' in the record" in err) == (1, True)
+    assert run(f"explain --record {saved} --plot {tmp_path}/no/where.svg")[0] == 1
+    assert run(f"explain qwen3-8b --export {saved}")[0] == 4
 
 
 def test_explain_says_when_there_is_no_record(run: Run) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ddtree_operator.analysis.parity import Parity, compare
-from ddtree_operator.analysis.policy import ACCEPT_LENGTH, PARITY, Gate, Policy
+from ddtree_operator.analysis.policy import ACCEPT_LENGTH, AGGREGATE, PARITY, THROUGHPUT, Gate, Policy
 from ddtree_operator.analysis.samples import MAX_ERROR, cut, problem
 from ddtree_operator.analysis.sequential import Array, location, log_capital, lower_bound, remaining_pairs, upper_bound
 from ddtree_operator.analysis.types import MetricVerdict, Outcome, Pair, Sample, Verdict
@@ -38,6 +38,7 @@ class Tally:
         self.usable = 0
         self._values = {gate.metric: (array("d"), array("d")) for gate in policy.gates}  # baseline, canary
         self._logs = {gate.metric: array("d") for gate in policy.gates}
+        self._tokens, self._seconds = [0, 0], [0.0, 0.0]  # baseline, canary; over usable pairs
         self._one_sided = array("d")  # +1: only the canary failed, -1: only the baseline
         self._both_failed = 0
         self._errors = {"baseline": "", "canary": ""}  # last message of each side
@@ -75,6 +76,9 @@ class Tally:
                 values[0].append(b)
                 values[1].append(c)
                 self._logs[gate.metric].append(math.log(c / b))
+            for side, sample in enumerate((pair.baseline, pair.canary)):
+                self._tokens[side] += sample.completion_tokens
+                self._seconds[side] += sample.seconds
             self._add_parity(pair)
 
     def _add_parity(self, pair: Pair) -> None:
@@ -91,7 +95,9 @@ class Tally:
 
     def verdict(self, checks: Sequence[MetricVerdict] = ()) -> Verdict:
         """The state after the pairs so far."""
-        metrics = (*(self._compare(gate) for gate in self.policy.gates), self._parity_verdict(), *checks)
+        compared = [self._compare(gate) for gate in self.policy.gates]
+        compared += [self._aggregate(gate) for gate in self.policy.gates if gate.metric == THROUGHPUT]
+        metrics = (*compared, self._parity_verdict(), *checks)
         outcome, reason = self._join(metrics)
         return Verdict(outcome, metrics, self.usable, self.errors, cut(reason, MAX_REASON), rule=self.policy.rule)
 
@@ -153,6 +159,27 @@ class Tally:
         return MetricVerdict(
             gate.metric, outcome, baseline, canary, estimate, low, high, gate.threshold, n, cut(reason, MAX_REASON)
         )
+
+    def _aggregate(self, gate: Gate) -> MetricVerdict:
+        """All tokens over all seconds of a side. A rule, not a test: it can hold a promotion back, and no more.
+
+        One stalled request of many hardly moves the mean of single requests; here it counts with all its seconds.
+        """
+        policy, n = self.policy, self.usable
+        if n == 0:
+            return MetricVerdict(
+                AGGREGATE, Outcome.NOT_YET, 0.0, 0.0, 0.0, 0.0, 0.0, gate.threshold, 0, "no usable pairs"
+            )
+        baseline, canary = (t / s for t, s in zip(self._tokens, self._seconds, strict=True))
+        change = canary / baseline - 1
+        seen = f"{_number(canary)} against {_number(baseline)} ({change:+.1%}) over all of {n} pairs"
+        if change < gate.threshold:
+            outcome, reason = Outcome.NOT_YET, f"{seen}, below {gate.threshold:+.1%}"
+        elif n < policy.min_pairs:
+            outcome, reason = Outcome.NOT_YET, f"{seen}; at least {policy.min_pairs} pairs are wanted"
+        else:
+            outcome, reason = Outcome.PASS, f"{seen}, not below {gate.threshold:+.1%}"
+        return MetricVerdict(AGGREGATE, outcome, baseline, canary, change, change, change, gate.threshold, n, reason)
 
     def _parity_verdict(self) -> MetricVerdict:
         policy, count = self.policy, self._parity

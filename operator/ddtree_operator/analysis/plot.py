@@ -64,6 +64,17 @@ def svg(series: Sequence[MetricVerdict], title: str) -> str:
     return "\n".join(parts) + "\n"
 
 
+def sheet(pictures: Sequence[tuple[Sequence[MetricVerdict], str]]) -> str:
+    """Several pictures (series, title), one below the other, as one SVG."""
+    parts = []
+    for i, (series, title) in enumerate(pictures):
+        place = f'<svg y="{i * HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        parts.append(svg(series, title).replace("<svg ", place, 1))
+    height = HEIGHT * len(parts)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">'
+    return "\n".join([head, *parts, "</svg>"]) + "\n"
+
+
 def text(series: Sequence[MetricVerdict], width: int = 72, height: int = 14) -> str:
     """The same in characters: │ interval, ● estimate, ┄ threshold (┼ inside the interval).
 

@@ -9,8 +9,9 @@ from ddtree_operator.api.spec import AcceptLengthGate, AnalysisSpec, ThroughputG
 
 ACCEPT_LENGTH = "acceptLength"
 THROUGHPUT = "throughput"
+AGGREGATE = "aggregateThroughput"  # goes with the throughput gate
 PARITY = "parity"
-RULE = "1"  # changes whenever the same pairs could get another verdict
+RULE = "2"  # changes whenever the same pairs could get another verdict
 
 # How the false-rollback budget is shared out (union bound). Errors take little: an engine that fails every request
 # is caught all the same, two or three pairs later.

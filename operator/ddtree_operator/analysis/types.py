@@ -75,12 +75,12 @@ class Outcome(StrEnum):
 class MetricVerdict:
     """One metric's state after the pairs seen so far."""
 
-    metric: str  # acceptLength | throughput | parity | prometheus/<name>
+    metric: str  # acceptLength | throughput | aggregateThroughput | parity | prometheus/<name>
     outcome: Outcome
     baseline: float  # mean over usable pairs (accept length, tok/s); number of compared outputs for parity
     canary: float
     estimate: float  # relative difference (canary/baseline - 1); unexplained divergences for parity
-    low: float  # anytime-valid interval of the estimate
+    low: float  # anytime-valid interval of the estimate; the estimate itself where a rule decides and no test
     high: float
     threshold: float  # what low must exceed to pass
     pairs: int
@@ -96,4 +96,4 @@ class Verdict:
     pairs: int  # usable pairs
     errors: int  # unusable pairs
     reason: str  # one sentence, fit for a condition
-    rule: str = field(default="1")  # version of the rules that produced it
+    rule: str = field(default="2")  # version of the rules that produced it

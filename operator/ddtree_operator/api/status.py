@@ -76,7 +76,9 @@ class BaselineState(StatusModel):
 class MetricState(StatusModel):
     """One metric of the verdict."""
 
-    metric: str | None = Field(default=None, description="acceptLength, throughput, parity or prometheus/<name>.")
+    metric: str | None = Field(
+        default=None, description="acceptLength, throughput, aggregateThroughput, parity or prometheus/<name>."
+    )
     outcome: str | None = Field(default=None, description="pass, fail or notYet.")
     baseline: float | None = Field(default=None, description="Mean of the baseline; compared outputs for parity.")
     canary: float | None = Field(default=None, description="Mean of the canary.")

@@ -30,7 +30,7 @@ def cases(model: str) -> list[Case]:
     the point; why is said beside each.
     """
     wide = {"throughput": {"nonInferiority": "60%"}}  # on a CPU a verify step of 16 tokens costs more than one token
-    small = {"maxTokens": 24 if model == "smollm2" else 32, "minPairs": 8, "seed": 1}
+    small = {"maxTokens": 16 if model == "smollm2" else 32, "minPairs": 8, "seed": 1}
     budget = 15
     return [
         Case("a", "DFLASH chain, first rollout", _shape("DFLASH", small | wide), "Stable"),

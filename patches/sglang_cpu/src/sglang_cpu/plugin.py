@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from sglang_cpu import attention, platform_gate, shims
+from sglang_cpu import attention, platform_gate, processes, shims
 from sglang_cpu.defaults import cpu_defaults
 from sglang_cpu.hooks import Hooks
 
@@ -32,6 +32,7 @@ def register() -> None:
     HOOKS.install(
         "sglang.srt.model_executor.model_runner:ModelRunner._extend_forward_kwargs", shims.wrap_extend_forward_kwargs
     )
+    HOOKS.install("sglang.srt.entrypoints.engine:_set_envs_and_config", processes.wrap_set_envs_and_config)
     HOOKS.install("sglang.srt.managers.scheduler:Scheduler.init_model_worker", _wrap_init_model_worker)
 
 

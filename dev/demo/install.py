@@ -15,7 +15,6 @@ from demo.show import say
 from demo.watch import Case, follow
 
 IMAGES = ("base-python", "engine-cpu-base", "buildkit", "operator")
-BUILDER_IP = "10.96.200.200"  # the dev cluster has no DNS: the builder's Service gets a fixed address
 TOKENS = {"tiny": 4096, "smollm2": 4096}  # KV slots of an engine
 PROMPT_SET = {"tiny": "tiny", "smollm2": "smollm2"}
 
@@ -110,7 +109,7 @@ def chart_values(cluster: Cluster, images: dict[str, str], model: str) -> dict[s
             "insecureRegistries": [cluster.registry],
             "builderImage": images["buildkit"],
         },
-        "builder": {"image": images["buildkit"], "clusterIP": BUILDER_IP if cluster.ours else ""},
+        "builder": {"image": images["buildkit"]},
         "engineDefaults": resources.engine_defaults(TOKENS[model]),
     }
 

@@ -30,12 +30,12 @@ from ddtree_operator.build import (
     push_repository,
     recipe_from_spec,
 )
+from ddtree_operator.handlers.builds import service_address
 from simengine.wheel import build as simengine_wheel
 
 REPO = Path(__file__).resolve().parents[2]
 REGISTRY = "10.88.0.1:5000"
 WHEELHOUSE = "http://10.88.0.1:8081"
-BUILDER_IP = "10.96.0.77"
 BUILDER_NAMESPACE = "ddtree-build-test"
 NAMESPACE = "build-test"
 NOWHERE = "10.88.0.1:5999"  # nothing listens there
@@ -102,6 +102,10 @@ class BuildCluster:
         """One object, or a list, as JSON."""
         found: dict[str, Any] = json.loads(self.kubectl("get", *args, "-o", "json"))
         return found
+
+    def address(self, builder: str) -> str:
+        """Address of a builder's Service."""
+        return service_address(self.get("service", builder, "-n", BUILDER_NAMESPACE))
 
     def recipe(self, series: Mapping[str, bytes], config: BuildConfig | None = None, **spec: Any) -> Recipe:
         """Recipe of the simulated engine with a series."""
@@ -232,7 +236,6 @@ def start(name: str) -> BuildCluster:
         push_repository=f"{REGISTRY}/ddtree/build-test",
         wheelhouse=f"{WHEELHOUSE}/build-test",
         insecure_registries=frozenset({REGISTRY, NOWHERE, READONLY, GUARDED, FULL}),
-        builder_address=f"tcp://{BUILDER_IP}:1234",
         builder_image=images["buildkit"],
         device="cpu",
     )
@@ -251,13 +254,12 @@ def start(name: str) -> BuildCluster:
                 image=images["buildkit"],
                 namespace=BUILDER_NAMESPACE,
                 insecure_registries=config.insecure_registries,
-                cluster_ip=BUILDER_IP,
                 keep_storage_gb=2,
             ),
         ]
     )
     made.kubectl("rollout", "status", "deployment/buildkitd", "-n", BUILDER_NAMESPACE, "--timeout=180s")
-    return made
+    return replace(made, config=replace(config, builder_address=made.address("buildkitd")))
 
 
 @contextmanager

@@ -22,7 +22,6 @@ Object = dict[str, Any]
 RELEASE = "ddtree-it"
 SYSTEM = "ddtree-it"
 BUILDER = "ddtree-it-build"
-BUILDER_IP = "10.96.200.201"  # no DNS in the dev cluster
 NOWHERE = "10.88.0.1:5999"  # nothing listens there
 NAMESPACES = ("op-story", "op-commands", "op-inputs", "op-quota", "op-killed", "op-deleted")
 PATIENCE = 240.0  # seconds; the machine may be busy

@@ -16,7 +16,6 @@ from typing import Any
 from integration.ddt_api import ROOT
 from integration.operator_cluster import (
     BUILDER,
-    BUILDER_IP,
     CHART,
     NAMESPACES,
     NOWHERE,
@@ -80,7 +79,7 @@ def chart_values(env: dict[str, str], images: dict[str, str]) -> dict[str, Any]:
             "insecureRegistries": [registry, NOWHERE],
             "builderImage": images["buildkit"],
         },
-        "builder": {"image": images["buildkit"], "namespace": BUILDER, "clusterIP": BUILDER_IP, "keepStorageGB": 2},
+        "builder": {"image": images["buildkit"], "namespace": BUILDER, "keepStorageGB": 2},
         "rbac": {"secrets": ["regcred"]},
         "engineDefaults": {
             "env": {"SIM_HEALTH_DELAY": "0", "SIM_STEP_DELAY": "0.005"},

@@ -14,8 +14,8 @@ from integration.build_cluster import BUILDER_NAMESPACE, NAMESPACE, BuildCluster
 
 pytestmark = pytest.mark.integration
 
-ADDRESS = "10.96.0.78"
 NAME = "buildkitd-tls"
+SERVER_NAME = f"{NAME}.{BUILDER_NAMESPACE}.svc"
 
 
 def openssl(*args: str | Path) -> None:
@@ -29,7 +29,7 @@ def certificates(folder: Path, *names: str) -> None:
         "-keyout", folder / "ca.key", "-out", folder / "ca.crt",
     )  # fmt: skip
     extensions = folder / "extensions"
-    extensions.write_text(f"subjectAltName=IP:{ADDRESS}\nextendedKeyUsage=serverAuth,clientAuth\n")
+    extensions.write_text(f"subjectAltName=DNS:{SERVER_NAME}\nextendedKeyUsage=serverAuth,clientAuth\n")
     for name in names:
         key, request = folder / f"{name}.key", folder / f"{name}.csr"
         openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}", "-keyout", key, "-out", request)
@@ -64,14 +64,20 @@ def guarded(cluster: BuildCluster, tmp_path_factory: pytest.TempPathFactory) -> 
             namespace=BUILDER_NAMESPACE,
             name=NAME,
             insecure_registries=cluster.config.insecure_registries,
-            cluster_ip=ADDRESS,
             keep_storage_gb=2,
             tls_secret="server-tls",
         )
     )
     cluster.kubectl("rollout", "status", f"deployment/{NAME}", "-n", BUILDER_NAMESPACE, "--timeout=180s")
-    config = replace(cluster.config, builder_address=f"tcp://{ADDRESS}:1234", builder_tls_secret="client-tls")
-    yield replace(cluster, config=config)
+    yield replace(
+        cluster,
+        config=replace(
+            cluster.config,
+            builder_address=cluster.address(NAME),
+            builder_server_name=SERVER_NAME,
+            builder_tls_secret="client-tls",
+        ),
+    )
     cluster.kubectl("delete", "deployment,service", NAME, "-n", BUILDER_NAMESPACE, "--wait=false")
 
 

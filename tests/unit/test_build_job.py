@@ -29,7 +29,10 @@ pytestmark = pytest.mark.unit
 
 REPO = "10.0.0.1:5000/ddtree/engine"
 JOB_CONFIG = replace(
-    CONFIG, builder_image="10.0.0.1:5000/b@sha256:" + "e" * 64, insecure_registries=frozenset({"10.0.0.1:5000"})
+    CONFIG,
+    builder_address="tcp://b:1",
+    builder_image="10.0.0.1:5000/b@sha256:" + "e" * 64,
+    insecure_registries=frozenset({"10.0.0.1:5000"}),
 )
 
 
@@ -113,10 +116,12 @@ def test_the_context_reaches_the_job_whole() -> None:
 def test_credentials_and_tls_are_mounted_only_when_given() -> None:
     _, job = objects()
     assert [v["name"] for v in job["spec"]["template"]["spec"]["volumes"]] == ["context", "tmp"]
-    _, job = objects(replace(JOB_CONFIG, builder_tls_secret="tls"), secret="regcred")
+    tls = replace(JOB_CONFIG, builder_tls_secret="tls", builder_server_name="b.ns.svc")
+    _, job = objects(tls, secret="regcred")
     assert [v["name"] for v in job["spec"]["template"]["spec"]["volumes"]] == ["context", "tmp", "registry", "tls"]
     env = {e["name"]: e["value"] for e in job["spec"]["template"]["spec"]["containers"][0]["env"]}
     assert "--tlscert" in env["BUILDER"]
+    assert env["BUILDER"].endswith(" --tlsservername b.ns.svc")
     assert env["DOCKER_CONFIG"] == "/registry"
 
 
@@ -135,17 +140,17 @@ def test_equal_recipes_share_a_job_per_repository() -> None:
 
 
 def test_what_cannot_be_built_is_refused() -> None:
-    with pytest.raises(BuildError, match="no builder image"):
-        objects(replace(JOB_CONFIG, builder_image=""))
+    for lacking in ("builder_image", "builder_address"):
+        with pytest.raises(BuildError, match="address of a builder and the image of its Jobs"):
+            objects(replace(JOB_CONFIG, **{lacking: ""}))  # type: ignore[arg-type]
 
 
 def test_the_builder_is_privileged_in_a_namespace_of_its_own() -> None:
-    made = builder_objects(image="i", namespace="b", insecure_registries=["r:1"], cluster_ip="10.96.0.9")
+    made = builder_objects(image="i", namespace="b", insecure_registries=["r:1"])
     kinds = {o["kind"]: o for o in made}
     assert set(kinds) == {"Namespace", "ConfigMap", "Deployment", "Service", "NetworkPolicy"}
     assert kinds["Namespace"]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
     assert '[registry."r:1"]\n  http = true' in kinds["ConfigMap"]["data"]["buildkitd.toml"]
-    assert kinds["Service"]["spec"]["clusterIP"] == "10.96.0.9"
 
 
 def pod(code: int | None, message: str = "", at: str = "1") -> dict[str, Any]:

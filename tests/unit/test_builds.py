@@ -13,8 +13,8 @@ from ddtree_operator.api.spec import DDTreeSpec
 from ddtree_operator.build.errors import RegistryError
 from ddtree_operator.core.facts import Problem, Revision
 from ddtree_operator.handlers import builds as module
-from ddtree_operator.handlers.builds import Builds, Order
-from ddtree_operator.handlers.kube import EVENT, JOB, POD, Kind
+from ddtree_operator.handlers.builds import Builds, Order, service_address
+from ddtree_operator.handlers.kube import EVENT, JOB, POD, ApiError, Kind
 from ddtree_operator.placement import ImageNeeds
 from unit.test_build_recipe import CONFIG, PLUGINS, SERIES
 
@@ -30,8 +30,16 @@ class Kube:
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], Object] = {}
         self.lists: dict[str, list[Object]] = {}
+        self.created: list[Object] = []
+        self.forbidden = False
+
+    async def create(self, obj: Object) -> Object:
+        self.created.append(obj)
+        return obj
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        if self.forbidden and kind.plural == "services":
+            raise ApiError(403, "no rights")
         return self.objects.get((kind.plural, name))
 
     async def list(self, kind: Kind, namespace: str = "", labels: str = "", fields: str = "") -> list[Object]:
@@ -78,7 +86,8 @@ def builds(kube: Kube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build
         (tmp_path / "wheels" / name).write_bytes(content)
     Registry.answer, Registry.asked = None, []
     monkeypatch.setattr(module, "RegistryClient", Registry)
-    return Builds(kube, replace(CONFIG, artefacts=str(tmp_path), builder_image="b"))  # type: ignore[arg-type]
+    config = replace(CONFIG, artefacts=str(tmp_path), builder_image="b", builder_service="build/buildkitd")
+    return Builds(kube, config)  # type: ignore[arg-type]
 
 
 def spec(**build: Any) -> DDTreeSpec:
@@ -147,9 +156,53 @@ async def test_needs_are_read_once_and_only_from_our_registry(builds: Builds) ->
     assert Registry.asked == [IMAGE]
 
 
-async def test_a_registry_that_does_not_answer_refuses_nobody(builds: Builds) -> None:
+async def test_a_registry_that_does_not_answer_refuses_nobody_and_is_asked_again(
+    builds: Builds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
     Registry.answer = RegistryError("down", heals=True)
-    assert await builds.needs(spec(), "ns", IMAGE) is None
+    for _ in range(2):
+        assert await builds.needs(spec(), "ns", IMAGE) is None
+    assert Registry.asked == [IMAGE]
+    Registry.answer = {"ddtree.dev/facts": '{"cuda": "13.0"}'}
+    clock[0] += module.ASK_AGAIN
+    assert await builds.needs(spec(), "ns", IMAGE) == ImageNeeds((13, 0), ())
+
+
+SERVICE = {"spec": {"clusterIP": "172.30.4.5", "ports": [{"port": 1234}]}}
+
+
+async def test_the_builder_is_where_the_api_server_says(builds: Builds, kube: Kube) -> None:
+    order = await ordered(builds)
+    revision = Revision("h", 1, {})
+    fact = await builds.fact(order, "ns", revision)
+    assert (fact.state, fact.obstacle) == ("running", "BuilderMissing")
+    assert fact.message.startswith("the builder's Service build/buildkitd does not exist; ")
+    kube.objects["services", "buildkitd"] = {"spec": {"clusterIP": "None", "ports": [{"port": 1234}]}}
+    assert "build/buildkitd has no address" in (await builds.fact(order, "ns", revision)).message
+    kube.objects["services", "buildkitd"] = SERVICE
+    assert (await builds.fact(order, "ns", revision)).state == "none"
+    meta = {"name": "m", "namespace": "ns", "uid": "u"}
+    await builds.start(order, {"apiVersion": "v", "kind": "k", "metadata": meta}, revision)
+    job = next(o for o in kube.created if o["kind"] == "Job")
+    env = {e["name"]: e["value"] for e in job["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert env["BUILDER"] == "--addr tcp://172.30.4.5:1234"
+    kube.forbidden = True
+    assert "may not read Service build/buildkitd" in (await builds.fact(order, "ns", revision)).message
+
+
+async def test_an_installation_without_a_builder_says_so(builds: Builds) -> None:
+    order = await ordered(builds)
+    for lacking, words in (("builder_service", "has no builder"), ("builder_image", "no image for builder")):
+        builds._config = replace(builds._config, **{lacking: ""})  # type: ignore[arg-type]
+        assert words in (await builds.fact(order, "ns", Revision("h", 1, {}))).message
+
+
+async def test_addresses_of_services() -> None:
+    assert service_address({"spec": {"clusterIP": "fd00::1", "ports": [{"port": 9}]}}) == "tcp://[fd00::1]:9"
+    assert service_address({"spec": {"clusterIP": "10.0.0.1"}}) == ""
+    assert service_address(None) == ""
 
 
 async def test_credentials_of_the_secret_reach_the_registry(

@@ -75,7 +75,7 @@ def test_the_configuration_is_what_the_operator_reads(helm: str) -> None:
     objects = render(
         helm,
         "--set",
-        "watchNamespaces={a,b},build.insecureRegistries={10.0.0.1:5000},build.device=cpu,builder.clusterIP=10.96.0.9,"
+        "watchNamespaces={a,b},build.insecureRegistries={10.0.0.1:5000},build.device=cpu,"
         "build.wheelhouse=http://w,engineDefaults.args={--x},engineDefaults.env.A=b",
     )
     config = yaml.safe_load(one(objects, "ConfigMap", "ddtree-operator")["data"]["config.yaml"])
@@ -88,7 +88,7 @@ def test_the_configuration_is_what_the_operator_reads(helm: str) -> None:
         "pushSecret": "",
         "wheelhouse": "http://w",
         "insecureRegistries": ["10.0.0.1:5000"],
-        "builderAddress": "tcp://10.96.0.9:1234",
+        "builderService": "ddtree-build/buildkitd",
         "builderImage": f"r/bk@{DIGEST}",
         "builderTlsSecret": "",
         "engineDefaults": {"env": {"A": "b"}, "args": ["--x"], "podTemplate": {}},
@@ -101,7 +101,7 @@ def test_the_operator_accepts_the_configuration(helm: str) -> None:
     text = one(render(helm), "ConfigMap", "ddtree-operator")["data"]["config.yaml"]
     settings = parse(text)
     assert settings.namespaces == ("ops",)
-    assert settings.build.builder_address == "tcp://buildkitd.ddtree-build.svc:1234"
+    assert (settings.build.builder_service, settings.build.builder_address) == ("ddtree-build/buildkitd", "")
 
 
 def test_a_changed_configuration_starts_a_new_pod(helm: str) -> None:
@@ -135,7 +135,10 @@ def test_rights_are_namespaced_and_small(helm: str) -> None:
         secrets = [r for r in rules if "secrets" in r["resources"]]
         assert [(r["resourceNames"], r["verbs"]) for r in secrets] == [(["extra", "regcred"], ["get"])]
         assert not any("*" in r["verbs"] + r["resources"] + r["apiGroups"] for r in rules)
-    assert not any(o["kind"] == "Role" and o["metadata"]["namespace"] == "ddtree-build" for o in objects)
+    assert one(objects, "RoleBinding", "ddtree-operator-builder", "ddtree-build")["subjects"] == [account]
+    assert one(objects, "Role", "ddtree-operator-builder", "ddtree-build")["rules"] == [
+        {"apiGroups": [""], "resources": ["services"], "resourceNames": ["buildkitd"], "verbs": ["get"]}
+    ]
     bound = {o["roleRef"]["name"] for o in objects if o["kind"] == "ClusterRoleBinding" and o["subjects"] == [account]}
     assert bound == {"ops-ddtree-operator-nodes"}
     assert one(objects, "ClusterRole", "ops-ddtree-operator-nodes")["rules"] == [
@@ -178,6 +181,7 @@ def test_the_builder_can_be_elsewhere(helm: str) -> None:
     assert not any(o["metadata"].get("namespace") == "ddtree-build" for o in objects)
     config = yaml.safe_load(one(objects, "ConfigMap", "ddtree-operator")["data"]["config.yaml"])
     assert config["builderAddress"] == "tcp://b.example:1234"
+    assert "builderService" not in config
 
 
 def test_monitoring_is_off_unless_asked_for(helm: str) -> None:

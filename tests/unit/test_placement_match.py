@@ -209,7 +209,7 @@ def test_the_summary_groups_alike_reasons_and_stays_short() -> None:
     odd = [node(f"n{i:03d}", labels={"nvidia.com/gpu.memory": f"x{i}"}) for i in range(300)]
     text = summary(match(odd, [], placement({"minMemoryGiB": 1})))
     assert len(text) <= 900
-    assert text.startswith("0 of 300 nodes fit: n000: label nvidia.com/gpu.memory is 'x0', not a number; n001")
+    assert text.startswith("no node fits: n000: label nvidia.com/gpu.memory is 'x0', not a number; n001")
     assert text.endswith("more nodes for other reasons")
     assert summary([]) == "the cluster has no nodes"
 

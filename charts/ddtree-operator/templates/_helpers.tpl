@@ -37,13 +37,6 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ dict "list" (default (list .Release.Namespace) .Values.watchNamespaces) | toJson }}
 {{- end }}
 
-{{- define "ddtree.builderAddress" -}}
-{{- if not .Values.builder.enabled }}{{ .Values.builder.address }}
-{{- else if .Values.builder.clusterIP }}tcp://{{ .Values.builder.clusterIP }}:1234
-{{- else }}tcp://buildkitd.{{ .Values.builder.namespace }}.svc:1234
-{{- end }}
-{{- end }}
-
 {{/* What the schema cannot say in words. */}}
 {{- define "ddtree.check" -}}
 {{- range $key, $image := dict "image" .Values.image "builder.image" .Values.builder.image "build.baseImage" .Values.build.baseImage "build.builderImage" .Values.build.builderImage }}

@@ -37,7 +37,6 @@ def builder_objects(
     namespace: str,
     name: str = "buildkitd",
     insecure_registries: Iterable[str] = (),
-    cluster_ip: str = "",
     storage: dict[str, Any] | None = None,
     keep_storage_gb: int = 10,
     memory: str = "4Gi",
@@ -46,9 +45,9 @@ def builder_objects(
     """Namespace, ConfigMap, Deployment, Service and NetworkPolicy of buildkitd.
 
     ``image`` holds buildkitd, buildctl and runc. ``storage`` is a volume source (emptyDir when left out).
-    ``cluster_ip`` fixes the Service's address for clusters without DNS. ``tls_secret`` names a Secret in ``namespace``
-    with ca.crt, tls.crt and tls.key: then clients need a certificate of that authority. The pod is privileged:
-    BuildKit mounts and makes namespaces; hence a namespace of its own, with the PodSecurity label that allows it.
+    ``tls_secret`` names a Secret in ``namespace`` with ca.crt, tls.crt and tls.key: then clients need a certificate of
+    that authority. The pod is privileged: BuildKit mounts and makes namespaces; hence a namespace of its own, with the
+    PodSecurity label that allows it.
     """
     labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": "ddtree-operator"}
     selector = {"app.kubernetes.io/name": name}
@@ -90,8 +89,6 @@ def builder_objects(
         "selector": selector,
         "ports": [{"name": "grpc", "port": PORT, "targetPort": "grpc"}],
     }
-    if cluster_ip:
-        service_spec["clusterIP"] = cluster_ip
     peers = [{"namespaceSelector": {}, "podSelector": {"matchLabels": {LABEL_ROLE: ROLE_BUILDER}}}]
     return [
         {

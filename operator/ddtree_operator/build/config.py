@@ -39,7 +39,9 @@ class BuildConfig:
     push_secret: str = ""  # Secret of type dockerconfigjson in the namespace of the CR
     wheelhouse: str = ""  # http(s) folder that bare wheel file names are joined to
     insecure_registries: frozenset[str] = frozenset()  # host[:port] spoken to over plain http
-    builder_address: str = "tcp://buildkitd.ddtree-build.svc:1234"
+    builder_address: str = ""  # tcp://host:port of buildkitd
+    builder_service: str = ""  # or namespace/name of its Service, whose address the API server is asked for
+    builder_server_name: str = ""  # what its certificate is made out to, where that is not the address
     builder_version: str = "0.34.2"
     builder_image: str = ""  # holds buildctl and a shell
     builder_tls_secret: str = ""  # ca.crt, tls.crt, tls.key for mutual TLS with buildkitd

@@ -88,8 +88,8 @@ def build_objects(
     ``owner`` is an ownerReference or None; ``plugins`` maps wheel file names to contents; ``secret`` names a Secret of
     type dockerconfigjson in ``namespace``; ``timeout`` is seconds. Raises BuildError with one sentence.
     """
-    if not config.builder_image:
-        raise BuildError("the operator has no builder image configured (chart value build.builder.image)")
+    if not config.builder_image or not config.builder_address:
+        raise BuildError("a build needs the address of a builder and the image of its Jobs")
     files = context_files(recipe, plugins)
     keys = {f"f{i}": path for i, path in enumerate(sorted(files))}
     metadata: dict[str, Any] = {
@@ -208,6 +208,8 @@ def builder_flags(config: BuildConfig) -> list[str]:
     flags = ["--addr", config.builder_address]
     if config.builder_tls_secret:
         flags += ["--tlscacert", "/tls/ca.crt", "--tlscert", "/tls/tls.crt", "--tlskey", "/tls/tls.key"]
+        if config.builder_server_name:
+            flags += ["--tlsservername", config.builder_server_name]
     return flags
 
 

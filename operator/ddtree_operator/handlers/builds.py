@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddtree_operator.api.names import LABEL_DEPLOYMENT, LABEL_REVISION
 from ddtree_operator.api.spec import BuildSpec, DDTreeSpec, SeriesRef
@@ -19,12 +20,13 @@ from ddtree_operator.build.result import job_result, needs_events
 from ddtree_operator.build.series import load_plugins, load_series, series_from_config_map
 from ddtree_operator.core.facts import BuildFact, Problem, Revision
 from ddtree_operator.core.units import seconds
-from ddtree_operator.handlers.kube import CONFIG_MAP, EVENT, JOB, POD, SECRET, ApiError, Kube, Object
+from ddtree_operator.handlers.kube import CONFIG_MAP, EVENT, JOB, POD, SECRET, SERVICE, ApiError, Kube, Object
 from ddtree_operator.placement.needs import ImageNeeds
 from ddtree_operator.rollout.manifests import owner_reference
 
 ANNOTATION_ATTEMPT = "ddtree.dev/attempt"
 LOG_LINES = 15
+ASK_AGAIN = 30.0  # seconds after which a registry that gave no answer about an image is asked again
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Builds:
         self._plugins = load_plugins(config.artefacts)
         self._found: dict[str, str] = {}  # tagged reference -> repo@sha256:…
         self._needs: dict[str, ImageNeeds | None] = {}  # repo@sha256:… -> what it asks of GPUs
+        self._silent: dict[str, float] = {}  # repo@sha256:… -> when its registry gave no answer
 
     async def order(self, spec: DDTreeSpec, namespace: str) -> Order | Problem | None:
         """What the resource asks to be built; None when it brings an image; a Problem it can heal from."""
@@ -133,9 +136,33 @@ class Builds:
                     )
                 return BuildFact("failed", message=str(error))
         if digest is None:
+            builder = await self._builder()
+            if isinstance(builder, str):
+                return BuildFact("running", message=builder, obstacle="BuilderMissing")
             return BuildFact("none")
         self._found[order.tag] = f"{order.repository}@{digest}"
         return BuildFact("done", image=self._found[order.tag])
+
+    async def _builder(self) -> BuildConfig | str:
+        """The settings with the builder's address in them; or what is missing, in one sentence."""
+        config = self._config
+        if not config.builder_image:
+            return "the operator has no image for builder Jobs; set the chart's builder.image or build.builderImage"
+        if not config.builder_service:
+            told = "the operator has no builder; set the chart's builder.enabled or builder.address"
+            return config if config.builder_address else told
+        namespace, _, name = config.builder_service.partition("/")
+        try:
+            found = await self._kube.get(SERVICE, namespace, name)
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            return f"the operator may not read Service {config.builder_service} ({error}); install the chart's roles"
+        address = service_address(found)
+        if not address:
+            state = "has no address" if found else "does not exist"
+            return f"the builder's Service {config.builder_service} {state}; install the chart with builder.enabled"
+        return replace(config, builder_address=address, builder_server_name=f"{name}.{namespace}.svc")
 
     async def _log(self, pods: list[Object]) -> str:
         """Last lines of the newest builder pod."""
@@ -147,10 +174,11 @@ class Builds:
     async def needs(self, spec: DDTreeSpec, namespace: str, image: str) -> ImageNeeds | None:
         """What the image asks of GPUs, by its label; None when that is not known, which refuses nothing.
 
-        Only the registry that builds go to is asked, and once per image: no other one expects the operator.
+        Only the registry that builds go to is asked: no other one expects the operator. Its answer is kept; without
+        one it is asked again after a while.
         """
-        if image in self._needs:
-            return self._needs[image]
+        if image in self._needs or time.monotonic() - self._silent.get(image, -ASK_AGAIN) < ASK_AGAIN:
+            return self._needs.get(image)
         found: ImageNeeds | None = None
         build = spec.engine.build or BuildSpec()
         try:
@@ -158,8 +186,12 @@ class Builds:
             if parse_reference(image).registry == ours:
                 async with await self._registry(push_secret(build, self._config), namespace) as registry:
                     found = ImageNeeds.from_label((await registry.labels(image) or {}).get(LABEL_FACTS))
-        except (BuildError, RegistryError):
-            found = None
+        except RegistryError as error:
+            if error.heals:
+                self._silent[image] = time.monotonic()
+                return None
+        except BuildError:
+            pass  # a reference that is none of ours
         self._needs[image] = found
         return found
 
@@ -179,12 +211,15 @@ class Builds:
     async def start(self, order: Order, resource: Object, revision: Revision) -> None:
         """Create the Job, or replace one that failed in an earlier attempt."""
         meta = resource["metadata"]
+        config = await self._builder()
+        if isinstance(config, str):
+            return  # gone since it was looked for; the next look says so
         objects = build_objects(
             order.recipe,
             name=order.name,
             namespace=meta["namespace"],
             owner=owner_reference(resource),
-            config=self._config,
+            config=config,
             plugins=order.plugins,
             repository=order.repository,
             secret=order.secret,
@@ -197,6 +232,15 @@ class Builds:
         for obj in objects:
             obj["metadata"] = {**obj["metadata"], "annotations": {ANNOTATION_ATTEMPT: _mark(revision)}}
             await self._kube.create(obj)
+
+
+def service_address(service: Object | None) -> str:
+    """``tcp://host:port`` of a Service's first port; "" while it has no address of its own."""
+    spec = (service or {}).get("spec") or {}
+    host, ports = spec.get("clusterIP") or "None", spec.get("ports") or []
+    if host == "None" or not ports:
+        return ""
+    return f"tcp://{f'[{host}]' if ':' in host else host}:{ports[0]['port']}"
 
 
 def _mark(revision: Revision) -> str:

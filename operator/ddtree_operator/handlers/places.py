@@ -8,7 +8,7 @@ from ddtree_operator.api.spec import DDTreeSpec
 from ddtree_operator.core.facts import PlacementFact
 from ddtree_operator.placement.match import match
 from ddtree_operator.placement.needs import ImageNeeds
-from ddtree_operator.placement.pin import Pins, affinity, choose_group, still_wanted, summary
+from ddtree_operator.placement.pin import Choice, Pins, affinity, choose_group, still_wanted, summary
 
 Object = dict[str, Any]
 
@@ -38,11 +38,17 @@ def place(
         earlier = None
     choice = choose_group(fits, needed, keep=earlier, pin=spec.placement.pin)
     if choice.pins is None or choice.reason:
-        return PlacementFact(False, f"{choice.reason}; {summary(fits)}" if choice.reason else summary(fits), {}, rows)
+        return PlacementFact(False, summary(fits, _lacking(choice, spec) + choice.reason), {}, rows)
     pins = choice.pins.to_status()
     if earlier is not None and earlier.kind == choice.pins.kind and spec.placement.pin == "product":
         pins = keep  # nodes of that kind come and go; the pin is the kind
     return PlacementFact(True, summary(fits), pins, rows)
+
+
+def _lacking(choice: Choice, spec: DDTreeSpec) -> str:
+    """How many GPUs are missing on nodes of the chosen kind; "" when there is no such kind, or no GPU is asked for."""
+    count = choice.missing * spec.placement.gpu.per_replica if choice.pins else 0
+    return f"{count} GPU{'s are' if count != 1 else ' is'} missing: " if count else ""
 
 
 def affinity_of(spec: DDTreeSpec, pins: dict[str, Any]) -> dict[str, Any]:

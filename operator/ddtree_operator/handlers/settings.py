@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ _BUILD_TEXT = {
     "pushSecret": "push_secret",
     "wheelhouse": "wheelhouse",
     "builderAddress": "builder_address",
+    "builderService": "builder_service",
     "builderImage": "builder_image",
     "builderTlsSecret": "builder_tls_secret",
     "serviceAccount": "service_account",
@@ -67,6 +69,11 @@ def parse(text: str, where: str = DEFAULT_PATH) -> Settings:
         build[name] = value.rstrip("/")
     if build.get("device", "cuda") not in {"cpu", "cuda"}:
         raise SettingsError(f"{where}: device must be cpu or cuda, not {build['device']!r}")
+    service = build.get("builder_service")
+    if service and not re.fullmatch(r"[a-z0-9-]+/[a-z0-9-]+", service):
+        raise SettingsError(f"{where}: builderService must be namespace/name of a Service, not {service!r}")
+    if service and build.get("builder_address"):
+        raise SettingsError(f"{where}: builderService and builderAddress are both given; keep one")
     build["insecure_registries"] = frozenset(_texts(raw, "insecureRegistries", where))
     engine = raw.get("engineDefaults") or {}
     if not isinstance(engine, dict) or set(engine) - {"args", "env", "podTemplate"}:

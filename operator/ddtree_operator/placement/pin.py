@@ -12,6 +12,7 @@ from ddtree_operator.api.spec import PlacementSpec
 from .facts import DRIVER_LABEL
 from .match import Kind, NodeFit, product_wanted
 
+NO_NODE_FITS = "no node fits"
 MOST_NODES = 200  # names kept in a status
 
 
@@ -95,7 +96,7 @@ def choose_group(
         if isinstance(keep, Pins) and keep.nodes:
             return Choice(None, f"no node is left that is alike ({describe(kept)}); another kind is not taken", needed)
     if not groups:
-        return Choice(None, "no node fits", needed)
+        return Choice(None, NO_NODE_FITS, needed)
     room = {kind: sum(f.slots for f in members) for kind, members in groups.items()}
     kind = min(groups, key=lambda k: (min(needed, room[k]) * -1, -room[k], -(k.memory or 0), k.product, k.driver))
     members = groups[kind]
@@ -139,14 +140,19 @@ def affinity(placement: PlacementSpec, pins: Pins | None) -> dict[str, Any]:
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
 
 
-def summary(fits: Sequence[NodeFit], *, limit: int = 900) -> str:
-    """One sentence on all nodes: how many fit, and each other node's reasons, alike ones together; bounded."""
+def summary(fits: Sequence[NodeFit], failed: str = "", *, limit: int = 900) -> str:
+    """One sentence on all nodes: how many fit, and each other node's reasons, alike ones together; bounded.
+
+    ``failed`` says why no choice could be made, and then comes first.
+    """
     if not fits:
         return "the cluster has no nodes"
-    fitting = [f.name for f in fits if f.fits]
-    out = f"{len(fitting)} of {len(fits)} node{'s' if len(fits) != 1 else ''} fit{'s' if len(fitting) == 1 else ''}"
+    fitting = [f.name for f in fits if f.fits] if not failed else []
     if fitting:
-        out += f" ({_names(fitting)})"
+        nodes = f"{len(fits)} node{'s' if len(fits) != 1 else ''}"
+        out = f"{len(fitting)} of {nodes} fit{'s' if len(fitting) == 1 else ''} ({_names(fitting)})"
+    else:
+        out = failed or NO_NODE_FITS
     why: dict[tuple[str, ...], list[str]] = {}
     for fit in fits:
         if not fit.fits:
@@ -190,7 +196,7 @@ def _enough(first: tuple[str, ...], members: Sequence[NodeFit], needed: int) -> 
 
 def _checked(pins: Pins, members: Sequence[NodeFit], needed: int, what: str) -> Choice:
     if not pins.nodes:
-        return Choice(None, "no node fits", needed)
+        return Choice(None, NO_NODE_FITS, needed)
     room = sum(f.slots for f in members if f.name in pins.nodes)
     if room < needed:
         return Choice(pins, f"{needed} more replicas need room, but the {what} have room for {room}", needed - room)

@@ -1,0 +1,42 @@
+"""Placement as the core sees it: one sentence, and nothing said twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddtree_operator.api.spec import DDTreeSpec
+from ddtree_operator.handlers.places import place
+from unit.test_placement_match import node, pod
+
+pytestmark = pytest.mark.unit
+
+
+def spec(**gpu: Any) -> DDTreeSpec:
+    return DDTreeSpec.model_validate(
+        {"model": {"path": "/m"}, "drafter": {"path": "/d"}, "placement": {"gpu": {"product": ["NVIDIA-H200"], **gpu}}}
+    )
+
+
+def test_no_node_fits_is_said_once() -> None:
+    fact = place([node("a", unschedulable=True)], [], spec(), keep={}, needed=1)
+    assert (fact.fits, fact.message) == (False, "no node fits: a: cordoned")
+    assert place([], [], spec(), keep={}, needed=1).message == "the cluster has no nodes"
+
+
+def test_a_full_cluster_says_how_many_gpus_are_missing() -> None:
+    fact = place([node("a")], [pod("a", 7)], spec(perReplica=2), keep={}, needed=2)
+    assert not fact.fits
+    assert fact.message == (
+        "4 GPUs are missing: 2 more replicas need room, but the nodes alike (NVIDIA-H200, 140 GiB) have room for 0: "
+        "a: 1 of 8 GPUs free, 2 needed"
+    )
+    one = place([node("a"), node("b", ready="False")], [pod("a", 7)], spec(), keep={}, needed=2)
+    assert one.message.startswith("1 GPU is missing: 2 more replicas need room, ")
+    assert one.message.endswith("have room for 1: b: not Ready")
+
+
+def test_a_node_that_fits_is_named() -> None:
+    fact = place([node("a"), node("b", unschedulable=True)], [], spec(), keep={}, needed=1)
+    assert (fact.fits, fact.message) == (True, "1 of 2 nodes fits (a); not b: cordoned")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ddtree_operator.alerts import ledger
 from ddtree_operator.api.actions import ActionRequest, Verb
 from ddtree_operator.api.names import LABEL_POOL, LABEL_REVISION
 from ddtree_operator.core.actions import (
@@ -22,6 +23,7 @@ from ddtree_operator.core.actions import (
 )
 from ddtree_operator.core.decide import Decision, decide
 from ddtree_operator.core.facts import (
+    AlertFact,
     AnalysisFact,
     BuildFact,
     EngineSet,
@@ -67,6 +69,7 @@ class World:
     images: set[str] = field(default_factory=set)
     analyses: dict[tuple[str, int, int], float] = field(default_factory=dict)
     request: ActionRequest | None = None
+    alerts: list[AlertFact] = field(default_factory=list)
     status: dict[str, Any] = field(default_factory=dict)
     events: list[Emit] = field(default_factory=list)
     writes: int = 0
@@ -134,6 +137,7 @@ class World:
             analysis=analysis,
             problems=self.problems,
             request=self.request,
+            alerts=tuple(a for a in self.alerts if a.revision in self.revisions),
         )
 
     # actions -------------------------------------------------------------------------------------------------------
@@ -226,6 +230,18 @@ class World:
         self.request = ActionRequest(
             id=f"{verb}-{random.Random(self.writes).random()}", verb=Verb(verb), by="ann", **more
         )
+        return self
+
+    def alert(self, revision: str, began: float = 0.0, fingerprint: str = "9f2c", at: float | None = None) -> World:
+        """A firing alert about a revision, as the receiver records it: once per fingerprint, start and revision."""
+        began = began or self.now
+        id_ = f"{fingerprint}/{began}/{revision}"
+        if id_ not in {a.id for a in self.alerts}:
+            at = self.now if at is None else at
+            self.alerts.append(AlertFact(id_, revision, "AcceptLengthLow", began, at, "1.4 instead of 2.5", {"a": "b"}))
+            about = [a for a in self.alerts if a.revision == revision]
+            for forgotten in about[: -ledger.KEPT]:
+                self.alerts.remove(forgotten)
         return self
 
     def retuned(self, budget: int) -> World:

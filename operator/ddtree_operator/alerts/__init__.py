@@ -1,1 +1,1 @@
-"""Alertmanager's webhook and the ledger of what it caused."""
+"""Alertmanager's notifications: received, checked and recorded. What comes of them is the core's decision."""

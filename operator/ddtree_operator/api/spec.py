@@ -303,12 +303,14 @@ class AlertsSpec(Model):
     """Rollback by alert."""
 
     enabled: bool = Field(default=True, description="Whether alerts may roll this resource back.")
+    dry_run: bool = Field(default=False, description="Only say what an alert would have done.")
 
 
 class RollbackSpec(Model):
     """How far back one can go, and how long a start may take."""
 
     alerts: AlertsSpec = Field(default_factory=AlertsSpec, description="Rollback by alert.")
+    watch: Duration = Field(default="1h", description="How long after its promotion alerts may take a revision back.")
     keep: int = Field(default=5, ge=1, le=50, description="Revisions kept for undo.")
     progress_deadline: Duration = Field(default="20m", description="Longest time without progress before rollback.")
 

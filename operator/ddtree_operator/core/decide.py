@@ -9,6 +9,7 @@ from typing import Any
 from ddtree_operator.api.names import LABEL_REVISION
 from ddtree_operator.core import report, revisions, rolling
 from ddtree_operator.core.actions import Action, Analyze, ApplyService, DeleteEngines, Emit, PruneRevision
+from ddtree_operator.core.alarms import heed
 from ddtree_operator.core.commands import obey
 from ddtree_operator.core.facts import Observed, Revision
 from ddtree_operator.core.round import Round
@@ -43,6 +44,7 @@ def decide(
     wanted = r.wanted()
     serving = r.serving()
     wanted = obey(r, wanted, serving)
+    wanted = heed(r, wanted)
     _supersede(r, wanted)
     if r.again:  # the facts about build, placement and analysis belong to the revision as it was before: look again
         return Decision(tuple(r.actions), status, again=True)
@@ -121,9 +123,11 @@ def _restore(r: Round, goal: Revision, serving: Revision | None) -> None:
         r.report.message = f"going back to revision {goal.number}: {waits}"
         return
     r.report.message = f"revision {goal.number} takes the traffic again"
-    if not r.point_service(r.only(goal)):
-        r.save(goal, at=r.now)
+    if r.seen.service_selector != r.only(goal) and not r.seen.service_problem:
+        # recorded first: a crash between must not make it look newly promoted
+        r.save(goal, at=r.now, returned=True)
         r.emit("Normal", "Restored", f"revision {goal.number} ({goal.hash}) serves again")
+    r.point_service(r.only(goal))
 
 
 def _clean(r: Round, goal: Revision | None, serving: Revision | None) -> None:

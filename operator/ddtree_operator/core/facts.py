@@ -73,6 +73,8 @@ class Revision:
     fallback: str = ""  # undo: the revision to serve instead
     handled: str = ""  # id of the last request acted on while this was the wanted revision
     handled_note: str = ""  # what came of it
+    alarms: tuple[dict[str, Any], ...] = ()  # alerts that were judged, oldest first, with what came of each
+    returned: bool = False  # serves because a later revision was left again
 
     @property
     def blocked(self) -> bool:
@@ -120,6 +122,19 @@ class AnalysisFact:
 
 
 @dataclass(frozen=True, slots=True)
+class AlertFact:
+    """A firing alert as the receiver recorded it on the revision that it names."""
+
+    id: str  # made of fingerprint, startsAt and revision: a repeated notification has the same
+    revision: str  # hash
+    name: str
+    starts_at: float  # epoch seconds, by Prometheus' clock
+    at: float  # when it was recorded
+    summary: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """Something the spec refers to and that is missing or unusable."""
 
@@ -141,6 +156,7 @@ class Observed:
     analysis: AnalysisFact | None = None
     problems: tuple[Problem, ...] = ()
     request: ActionRequest | None = None
+    alerts: tuple[AlertFact, ...] = ()
 
     def set(self, name: str) -> EngineSet | None:
         """The engine set of that name."""

@@ -50,11 +50,21 @@ def roll(r: Round, revision: Revision, stable: Revision | None) -> None:
     _step(r, revision, canary, baseline, stable)
 
 
-def roll_back(r: Round, revision: Revision, reason: str, *, result: str = "rolledBack", by: str = "operator") -> None:
-    """Block the revision and say why; the next look tears its engines down."""
+def roll_back(
+    r: Round,
+    revision: Revision,
+    reason: str,
+    *,
+    result: str = "rolledBack",
+    by: str = "operator",
+    fallback: str = "",
+) -> None:
+    """Block the revision and say why; the next look tears its engines down. ``fallback`` is the hash of the revision
+    to serve instead, for one that was promoted already.
+    """
     if r.report.verdict[0] == "Unknown":
         r.report.verdict = ("False", "RolledBack", clip(reason))
-    r.save(revision, result=result, reason=clip(reason), at=r.now, by=by)
+    r.save(revision, result=result, reason=clip(reason), at=r.now, by=by, fallback=fallback)
     r.emit("Warning", "RolledBack" if result == "rolledBack" else result.capitalize(), clip(reason))
     r.report.phase, r.report.message = "RolledBack", clip(reason)
 
@@ -361,5 +371,5 @@ def _promote(r: Round, revision: Revision, canary: EngineSet) -> None:
         return
     r.report.message = f"revision {revision.number} takes the traffic"
     r.point_service(r.only(revision))
-    r.save(revision, result="promoted", at=r.now, by="operator", reason="every step passed")
+    r.save(revision, result="promoted", at=r.now, by="operator", reason="every step passed", returned=False)
     r.emit("Normal", "Promoted", f"revision {revision.number} ({revision.hash}) serves")

@@ -9,13 +9,18 @@ import asyncio
 import contextlib
 import logging
 import os
+import ssl
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import kopf
 
+from ddtree_operator.alerts.guards import Tokens
+from ddtree_operator.alerts.ledger import ANNOTATION_ALERTS
+from ddtree_operator.alerts.receiver import Receiver
 from ddtree_operator.api.names import ANNOTATION_ACTION, GROUP, LABEL_DEPLOYMENT, PLURAL, VERSION
+from ddtree_operator.handlers.alerting import Recorder
 from ddtree_operator.handlers.health import Health
 from ddtree_operator.handlers.kube import DDTREE, ApiError, Kube
 from ddtree_operator.handlers.queue import Queue
@@ -43,6 +48,16 @@ def service_account(folder: Path = SERVICE_ACCOUNT) -> kopf.ConnectionInfo | Non
     )
 
 
+def server_tls(folder: Path) -> ssl.SSLContext:
+    """TLS from a mounted Secret; clients need a certificate of its CA when there is a ``ca.crt``."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    if (folder / "ca.crt").is_file():
+        context.load_verify_locations(folder / "ca.crt")
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
 class Operator:
     """Everything that lives as long as the process."""
 
@@ -68,8 +83,20 @@ class Operator:
         self._stack.push_async_callback(self._queue.stop)
         runner = await self.health.start(self._host, self._port)
         self._stack.push_async_callback(runner.cleanup)
+        await self._receive_alerts()
         resync = asyncio.create_task(self._resync(), name="resync")
         self._stack.callback(resync.cancel)
+
+    async def _receive_alerts(self) -> None:
+        wanted = self.settings.alerts
+        if wanted is None:
+            return
+        assert self._kube is not None
+        recorder = Recorder(self._kube, self.wake)
+        receiver = Receiver(Tokens(Path(wanted.token_file)), frozenset(self.namespaces), recorder.store)
+        tls = server_tls(Path(wanted.tls_folder)) if wanted.tls_folder else None
+        runner = await receiver.start(self._host, wanted.port, tls)
+        self._stack.push_async_callback(runner.cleanup)
 
     async def stop(self) -> None:
         """Stop; whatever was under way is picked up by the next start."""
@@ -143,6 +170,20 @@ def build(settings: Settings, namespaces: list[str], host: str = "0.0.0.0", port
         if type == "DELETED":
             seen.pop(meta["uid"], None)
         operator.wake(namespace or "", name or "")
+
+    alerts: dict[str, Any] = {}
+
+    @kopf.on.event("apps", "v1", "controllerrevisions", labels={LABEL_DEPLOYMENT: kopf.PRESENT}, registry=registry)
+    async def alert_recorded(
+        namespace: str | None, labels: Any, annotations: Any, uid: str | None, type: str | None, **_: Any
+    ) -> None:
+        """Wake for alerts that the other replica recorded, too; the operator's own records are no news."""
+        text = annotations.get(ANNOTATION_ALERTS)
+        known = alerts.pop(str(uid), None)
+        if text is not None and type != "DELETED":
+            alerts[str(uid)] = text
+            if text != known:
+                operator.wake(namespace or "", labels[LABEL_DEPLOYMENT])
 
     async def child_changed(namespace: str | None, labels: Any, **_: Any) -> None:
         operator.wake(namespace or "", labels[LABEL_DEPLOYMENT])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from ddtree_operator.api.names import LABEL_REVISION
@@ -48,6 +48,12 @@ def _state(revision: Revision) -> str:
     return json.dumps({k: v for k, v in state.items() if v}, sort_keys=True)
 
 
+def _known(kind: type, state: dict[str, Any]) -> dict[str, Any]:
+    """What this version of the operator knows of a state; a newer one may have written more."""
+    names = {f.name for f in fields(kind)}
+    return {k: v for k, v in state.items() if k in names and k not in {"hash", "number", "spec"}}
+
+
 def from_object(obj: dict[str, Any]) -> Revision | None:
     """The revision, or None for an object that is not one of ours. A damaged state counts as a fresh one."""
     meta = obj.get("metadata", {})
@@ -56,8 +62,9 @@ def from_object(obj: dict[str, Any]) -> Revision | None:
     if not hash_ or not isinstance(spec, dict):
         return None
     try:
-        state = json.loads(meta.get("annotations", {}).get(ANNOTATION_STATE, "{}"))
-        progress = Progress(**state.pop("progress")) if state.get("progress") else None
+        state = _known(Revision, json.loads(meta.get("annotations", {}).get(ANNOTATION_STATE, "{}")))
+        progress = Progress(**_known(Progress, state.pop("progress"))) if state.get("progress") else None
+        state["alarms"] = tuple(x for x in state.get("alarms", ()) if isinstance(x, dict))
         return Revision(hash=hash_, number=int(obj.get("revision", 0)), spec=spec, progress=progress, **state)
     except (TypeError, ValueError, AttributeError):
         return Revision(hash=hash_, number=int(obj.get("revision", 0)), spec=spec)

@@ -5,11 +5,21 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 
+from ddtree_operator.alerts import ledger
 from ddtree_operator.analysis.prompts import Prompt, load_prompts, shipped_prompts
 from ddtree_operator.api.names import ENGINE_CONTAINER, LABEL_DEPLOYMENT, LABEL_REVISION
 from ddtree_operator.api.spec import DDTreeSpec
 from ddtree_operator.core import revisions
-from ddtree_operator.core.facts import AnalysisFact, BuildFact, EngineSet, Observed, PlacementFact, Problem, Revision
+from ddtree_operator.core.facts import (
+    AlertFact,
+    AnalysisFact,
+    BuildFact,
+    EngineSet,
+    Observed,
+    PlacementFact,
+    Problem,
+    Revision,
+)
 from ddtree_operator.handlers import read
 from ddtree_operator.handlers.analyses import Analyses, Key
 from ddtree_operator.handlers.builds import Builds, Order
@@ -90,6 +100,7 @@ class Observer:
             analysis=analysis,
             problems=tuple(problems),
             request=request,
+            alerts=tuple(fact for record in records for fact in _alerts(record)),
         )
         return view
 
@@ -174,3 +185,9 @@ class Observer:
         key = (namespace, name, wanted.hash, wanted.attempt, wanted.progress.step)
         view.analysis_key = key
         return self._analyses.fact(key)
+
+
+def _alerts(record: Object) -> tuple[AlertFact, ...]:
+    meta = record["metadata"]
+    text = meta.get("annotations", {}).get(ledger.ANNOTATION_ALERTS)
+    return ledger.read(text, meta.get("labels", {}).get(LABEL_REVISION, "")) if text else ()

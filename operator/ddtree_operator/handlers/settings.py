@@ -29,11 +29,20 @@ _BUILD_TEXT = {
     "device": "device",
     "python": "python",
 }
-_OTHER = {"insecureRegistries", "engineDefaults", "watchNamespaces", "resyncSeconds", "logLevel"}
+_OTHER = {"insecureRegistries", "engineDefaults", "watchNamespaces", "resyncSeconds", "logLevel", "alerts"}
 
 
 class SettingsError(ValueError):
     """The file is not usable; the message says where and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlertSettings:
+    """The receiver of Alertmanager's notifications."""
+
+    token_file: str  # bearer tokens, one a line
+    port: int = 9095
+    tls_folder: str = ""  # with tls.crt and tls.key, and ca.crt when clients need a certificate; "" for plain http
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,7 @@ class Settings:
     build: BuildConfig = field(default_factory=BuildConfig)
     engine: EngineDefaults = field(default_factory=EngineDefaults)
     resync: float = 30.0  # seconds after which a resource is looked at without any event
+    alerts: AlertSettings | None = None  # None: no receiver
 
 
 def parse(text: str, where: str = DEFAULT_PATH) -> Settings:
@@ -93,7 +103,19 @@ def parse(text: str, where: str = DEFAULT_PATH) -> Settings:
             pod_template=engine.get("podTemplate") or {},
         ),
         resync=float(resync),
+        alerts=_alerts(raw.get("alerts"), where),
     )
+
+
+def _alerts(raw: Any, where: str) -> AlertSettings | None:
+    if raw is None:
+        return None
+    if not isinstance(raw, dict) or set(raw) - {"tokenFile", "port", "tlsFolder"} or not raw.get("tokenFile"):
+        raise SettingsError(f"{where}: alerts takes tokenFile, port and tlsFolder, and needs tokenFile")
+    port = raw.get("port", 9095)
+    if not isinstance(port, int) or not 1 <= port <= 65535:
+        raise SettingsError(f"{where}: alerts.port must be a port from 1 to 65535, not {port!r}")
+    return AlertSettings(str(raw["tokenFile"]), port, str(raw.get("tlsFolder") or ""))
 
 
 def _texts(raw: dict[str, Any], key: str, where: str) -> list[str]:

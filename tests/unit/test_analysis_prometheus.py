@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 
 from ddtree_operator.analysis import Outcome
-from ddtree_operator.analysis.prometheus import Reading, judge, read
-from ddtree_operator.api.spec import PrometheusCheck
+from ddtree_operator.analysis.prometheus import Reading, active, given_up, judge, read
+from ddtree_operator.api.spec import AnalysisSpec, PrometheusCheck
 
 pytestmark = pytest.mark.unit
 
@@ -23,7 +24,7 @@ def vector(*values, at=NOW, **more) -> str:
 
 @pytest.mark.parametrize(("text", "value"), [("1.5", 1.5), ("-0", 0.0), ("0", 0.0), ("1e3", 1000.0)])
 def test_one_series_is_a_reading(text, value):
-    assert read(vector(text), NOW) == Reading(value)
+    assert read(vector(text), NOW, 300) == Reading(value)
 
 
 @pytest.mark.parametrize(
@@ -39,16 +40,16 @@ def test_one_series_is_a_reading(text, value):
         (vector("NaN"), "value is NaN"),
         (vector("+Inf"), "value is +Inf"),
         (vector("1", at=NOW - 1200), "1200 s old"),
-        (vector("1", at=NOW + 1200), "old"),
+        (vector("1", at=NOW + 1200), "1200 s ahead of this clock"),
         (vector("1", warnings=["partial"]), "may be incomplete"),
         (json.dumps({"status": "success", "data": {"resultType": "scalar", "result": [NOW, "1"]}}), "a scalar"),
         (json.dumps({"status": "success", "data": {"resultType": "matrix", "result": []}}), "a matrix"),
         (json.dumps({"status": "success"}), "a nothing"),
-        (json.dumps({"status": "success", "data": {"resultType": "vector", "result": [{}]}}), "no value"),
+        (json.dumps({"status": "success", "data": {"resultType": "vector", "result": [{}]}}), "no single value"),
     ],
 )
 def test_everything_else_is_an_error(body, says):
-    reading = read(body, NOW)
+    reading = read(body, NOW, 300)
     assert says in (reading.error or "")
     for n in (1, 3, 10):
         assert judge(CHECK, [reading] * n).outcome is Outcome.NOT_YET
@@ -76,11 +77,45 @@ def test_rows(readings, outcome):
     assert judge(CHECK, readings).outcome is outcome
 
 
-def test_a_check_without_bounds_never_passes():
-    check = PrometheusCheck(name="x", address="http://p", query="q")
-    verdict = judge(check, [GOOD] * 10)
-    assert verdict.outcome is Outcome.NOT_YET
-    assert "neither min nor max" in verdict.reason
+@pytest.mark.parametrize(
+    ("bounds", "says"), [({}, "neither min nor max is set"), ({"min": 2, "max": 1}, "min 2 is above max 1")]
+)
+def test_a_check_that_nothing_can_pass_is_refused(bounds, says):
+    with pytest.raises(ValueError, match=says):
+        PrometheusCheck(name="x", address="http://p", query="q", **bounds)
+
+
+def test_two_checks_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="two checks of the name errors"):
+        AnalysisSpec(prometheus=[CHECK, CHECK])
+
+
+@pytest.mark.parametrize("length", range(1, 7))
+def test_over_all_short_rows_pass_means_three_good_ones_and_only_bad_ones_fail(length):
+    """B1: whatever the order of good, bad and unreadable answers, errors are never a pass and never a failure."""
+    for row in itertools.product((GOOD, BAD, ERROR), repeat=length):
+        outcome = judge(CHECK, row).outcome
+        if outcome is Outcome.PASS:
+            assert row[-3:] == (GOOD,) * 3
+        elif outcome is Outcome.FAIL:
+            assert [r for r in row if r.error is None][-3:] == [BAD] * 3
+            assert row[-1] is BAD
+        assert outcome is not Outcome.FAIL or BAD in row
+
+
+def test_errors_in_a_row_end_the_analysis_without_a_verdict():
+    check = CHECK.model_copy(update={"error_limit": 4})
+    assert given_up(check, [GOOD, *[ERROR] * 3]) == ""
+    assert given_up(check, [ERROR, ERROR, GOOD, ERROR, ERROR]) == ""
+    assert given_up(check, [BAD, *[ERROR] * 4]) == "prometheus/errors: 4 errors in a row, the last: down"
+    assert judge(check, [BAD] * 2 + [ERROR] * 4).outcome is Outcome.NOT_YET
+
+
+def test_a_value_without_traffic_is_an_error():
+    """B4: SGLang's accept-length gauge keeps its last value when the engine idles."""
+    assert active(Reading(3.0)) == Reading(3.0)
+    assert "activity is 0" in (active(Reading(0.0)).error or "")
+    assert active(ERROR).error == "activity: down"
 
 
 def test_minimum():

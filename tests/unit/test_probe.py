@@ -12,11 +12,12 @@ from aiohttp import web
 
 from ddtree_operator.analysis import Outcome, Policy, Sample, evaluate
 from ddtree_operator.analysis.parity import Parity, compare
-from ddtree_operator.api.spec import AnalysisSpec
+from ddtree_operator.analysis.prometheus import Reading
+from ddtree_operator.api.spec import AnalysisSpec, PrometheusCheck
 from ddtree_operator.probe import EngineError, PairRunner, Prompt, engine_reader, generate, schedule, top2_gap
 from ddtree_operator.probe.counters import disagreement
 from ddtree_operator.probe.engine import EngineCounters
-from ddtree_operator.probe.prometheus import query
+from ddtree_operator.probe.prometheus import query, reading
 from simengine.process import SimEngine
 
 pytestmark = pytest.mark.unit
@@ -281,15 +282,21 @@ def test_empty_sides_are_refused():
 @pytest.mark.asyncio
 async def test_prometheus_query(session):
     async def answer(request: web.Request) -> web.Response:
-        series = {"metric": {}, "value": [float(request.query["time"]), "0.25"]}
+        assert request.query["lookback_delta"] == "60s"
+        number = {"sum(x)": "0.25", "busy": "3", "idle": "0"}[request.query["query"]]
+        series = {"metric": {}, "value": [float(request.query["time"]), number]}
         return web.json_response({"status": "success", "data": {"resultType": "vector", "result": [series]}})
 
     server, url = await serve(answer)
+    check = PrometheusCheck(name="x", address=url, query="sum(x)", max=1, max_age="1m")
     try:
-        assert (await query(session, url, "sum(x)")).value == 0.25
+        assert (await query(session, url, "sum(x)", 60)).value == 0.25
+        assert await reading(session, check.model_copy(update={"activity": "busy"})) == Reading(0.25)
+        idle = await reading(session, check.model_copy(update={"activity": "idle"}))
+        assert "activity is 0" in (idle.error or "")
     finally:
         await server.cleanup()
-    assert "cannot connect" in ((await query(session, url, "x", 5)).error or "")
+    assert "cannot connect" in ((await query(session, url, "x", 60, 5)).error or "")
 
 
 def counters(requests: float, tokens: float, steps: float) -> EngineCounters:

@@ -161,4 +161,6 @@ def _story(entry: dict[str, Any], color: bool) -> str:
     numbers = [f"accept length {entry['acceptLength']}"] if entry.get("acceptLength") else []
     numbers += [f"{entry['throughput']} tok/s"] if entry.get("throughput") else []
     lines += [f"  measured  {', '.join(numbers)}"] if numbers else []
+    for note in entry.get("log") or []:
+        lines.append(f"  {note.get('at', ''):<22}{note.get('by', '')}: {note.get('text', '')}")
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from ddtree_operator.analysis.types import MetricVerdict, Outcome
 from ddtree_operator.api.spec import PrometheusCheck
 
 IN_A_ROW = 3  # good or bad readings that decide
-MAX_AGE = 300.0  # seconds; older samples say nothing about now
+MAX_SKEW = 60.0  # seconds that two clocks may differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,12 @@ class Reading:
     error: str | None = None
 
 
-def read(body: str, now: float, max_age: float = MAX_AGE) -> Reading:
-    """Read the body of an instant query (``/api/v1/query``); ``now`` in seconds since the epoch."""
+def read(body: str, now: float, max_age: float) -> Reading:
+    """Read the body of an instant query (``/api/v1/query``). ``now``: seconds since the epoch; ``max_age``: seconds.
+
+    Prometheus stamps an instant query's answer with the query's own time, so old samples must already be left out by
+    the query (``lookback_delta``); the stamp is checked for servers that answer from a cache, or in another time.
+    """
     try:
         return Reading(_value(body, now, max_age))
     except ValueError as e:
@@ -41,17 +45,39 @@ def judge(check: PrometheusCheck, readings: Sequence[Reading]) -> MetricVerdict:
     return MetricVerdict(name, outcome, bound, last, last, last, last, bound, len(values), cut(reason, 500))
 
 
-def _row(check: PrometheusCheck, readings: Sequence[Reading]) -> tuple[Outcome, str]:
-    if check.max is None and check.min is None:
-        return Outcome.NOT_YET, "neither min nor max is set, so nothing can pass; set one of them"
-    if not readings:
-        return Outcome.NOT_YET, "not read yet"
-    values = [r.value for r in readings if r.error is None]
-    good = bad = errors = 0
+def active(reading: Reading) -> Reading:
+    """What the activity query says: itself when it is an error or above 0, else an error."""
+    if reading.error is not None:
+        return Reading(error=cut(f"activity: {reading.error}", MAX_ERROR))
+    if reading.value <= 0:
+        return Reading(error=f"activity is {reading.value:g}: without traffic the value may be an old one")
+    return reading
+
+
+def errors_in_a_row(readings: Sequence[Reading]) -> int:
+    """How many of the last readings are errors, without any other in between."""
+    count = 0
     for reading in reversed(readings):
         if reading.error is None:
             break
-        errors += 1
+        count += 1
+    return count
+
+
+def given_up(check: PrometheusCheck, readings: Sequence[Reading]) -> str:
+    """Why more readings are no use, in one sentence; "" while they are."""
+    errors = errors_in_a_row(readings)
+    if errors < check.error_limit:
+        return ""
+    return f"prometheus/{check.name}: {errors} errors in a row, the last: {readings[-1].error}"
+
+
+def _row(check: PrometheusCheck, readings: Sequence[Reading]) -> tuple[Outcome, str]:
+    if not readings:
+        return Outcome.NOT_YET, "not read yet"
+    values = [r.value for r in readings if r.error is None]
+    good = bad = 0
+    errors = errors_in_a_row(readings)
     if errors:
         times = f" ({errors} times in a row)" if errors > 1 else ""
         return Outcome.NOT_YET, f"no reading{times}: {readings[-1].error}"
@@ -99,9 +125,11 @@ def _value(body: str, now: float, max_age: float) -> float:
         at, text = series[0]["value"]
         at, value = float(at), float(text)
     except (KeyError, TypeError, ValueError):
-        raise ValueError("the series has no value") from None
+        raise ValueError("the series has no single value") from None
     if not math.isfinite(value):
         raise ValueError(f"the value is {text}")
-    if not now - max_age <= at <= now + max_age:
+    if now - at > max_age:
         raise ValueError(f"the sample is {now - at:.0f} s old, more than {max_age:.0f} s")
+    if at - now > MAX_SKEW:
+        raise ValueError(f"the sample is {at - now:.0f} s ahead of this clock")
     return value

@@ -22,7 +22,15 @@ from pydantic_core import core_schema
 
 from ddtree_operator.api import names
 from ddtree_operator.api.refusals import PATTERN_WORDS
-from ddtree_operator.api.spec import AnalysisSpec, CanarySpec, DDTreeSpec, EngineSpec, Speculative, Step
+from ddtree_operator.api.spec import (
+    AnalysisSpec,
+    CanarySpec,
+    DDTreeSpec,
+    EngineSpec,
+    PrometheusCheck,
+    Speculative,
+    Step,
+)
 from ddtree_operator.api.status import DDTreeStatus
 
 Schema = dict[str, Any]
@@ -72,6 +80,12 @@ CEL: dict[type[BaseModel], list[dict[str, str]]] = {
             "rule": "!has(self.steps) || self.steps.exists(step, has(step.analysis))",
             "message": "canary.steps has no analysis step; add {analysis: {}}",
             "fieldPath": ".steps",
+        }
+    ],
+    PrometheusCheck: [
+        {
+            "rule": "has(self.min) || has(self.max)",
+            "message": "neither min nor max is set, so nothing can pass; set one of them",
         }
     ],
     AnalysisSpec: [

@@ -207,6 +207,25 @@ class PrometheusCheck(Model):
     query: str = Field(min_length=1, max_length=4000, description="PromQL that gives exactly one series.")
     max: float | None = Field(default=None, description="Largest value that passes.")
     min: float | None = Field(default=None, description="Smallest value that passes.")
+    activity: str | None = Field(
+        default=None,
+        max_length=4000,
+        description="PromQL that must be above 0, else the reading is an error: a gauge of an idle engine keeps its "
+        "last value.",
+    )
+    interval: Duration = Field(default="15s", description="Time between two readings; not below the scrape interval.")
+    max_age: Duration = Field(default="2m", description="Samples older than this do not count.")
+    error_limit: int = Field(
+        default=10, ge=1, le=1000, description="Errors in a row after which the analysis is inconclusive."
+    )
+
+    @model_validator(mode="after")
+    def _bounded(self) -> PrometheusCheck:
+        if self.max is None and self.min is None:
+            raise ValueError("neither min nor max is set, so nothing can pass; set one of them")
+        if self.max is not None and self.min is not None and self.min > self.max:
+            raise ValueError(f"min {self.min:g} is above max {self.max:g}, so nothing can pass")
+        return self
 
 
 class ErrorBudget(Model):
@@ -249,9 +268,13 @@ class AnalysisSpec(Model):
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Orders the prompts and the sides of each pair.")
 
     @model_validator(mode="after")
-    def _promote_needs_a_reason(self) -> AnalysisSpec:
+    def _sensible(self) -> AnalysisSpec:
         if self.on_inconclusive == "promote" and not self.on_inconclusive_reason:
             raise ValueError("onInconclusive: promote needs onInconclusiveReason")
+        names = [check.name for check in self.prometheus]
+        if len({*names}) < len(names):
+            twice = next(n for n in names if names.count(n) > 1)
+            raise ValueError(f"prometheus has two checks of the name {twice}; rename one of them")
         if self.max_pairs < self.min_pairs:
             raise ValueError(f"maxPairs {self.max_pairs} is below minPairs {self.min_pairs}")
         return self

@@ -127,6 +127,15 @@ class Condition(StatusModel):
     observed_generation: int | None = Field(default=None, description="metadata.generation this speaks about.")
 
 
+class LogEntry(StatusModel):
+    """Something done to a rollout, by a person or by the operator for want of a verdict."""
+
+    at: str | None = Field(default=None, description="When (UTC).")
+    by: str | None = Field(default=None, description="Who; operator when nobody asked.")
+    verb: str | None = Field(default=None, description="The command; hold or passOver after an inconclusive analysis.")
+    text: str | None = Field(default=None, description="What was done and why, in one sentence.")
+
+
 class HistoryEntry(StatusModel):
     """One rollout and how it ended."""
 
@@ -141,6 +150,7 @@ class HistoryEntry(StatusModel):
     accept_length: str | None = Field(default=None, description="Accept length measured.")
     throughput: str | None = Field(default=None, description="Tokens per second measured, single requests.")
     verdict_digest: str | None = Field(default=None, description="Digest of the recorded verdict.")
+    log: list[LogEntry] = Field(default_factory=list, description="Commands to this rollout, newest last, bounded.")
 
 
 class LastAction(StatusModel):

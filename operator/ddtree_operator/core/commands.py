@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ddtree_operator.api.actions import ActionRequest, Verb
 from ddtree_operator.core.facts import Progress, Revision
-from ddtree_operator.core.rolling import roll_back
+from ddtree_operator.core.rolling import roll_back, verdict_so_far
 from ddtree_operator.core.round import Round
 from ddtree_operator.core.units import clip
 
@@ -22,7 +22,10 @@ def obey(r: Round, wanted: Revision, serving: Revision | None) -> Revision:
         note = _do(r, request, wanted, serving)
     refused = " refused: " in note
     r.emit("Warning" if refused else "Normal", "RequestRefused" if refused else "RequestDone", clip(note))
-    return r.save(r.revisions[wanted.hash], handled=request.id, handled_note=clip(note))
+    now = r.revisions[wanted.hash]
+    if not refused:
+        now = r.log(now, str(request.verb), request.by or "someone", note)
+    return r.save(now, handled=request.id, handled_note=clip(note))
 
 
 def _do(r: Round, request: ActionRequest, wanted: Revision, serving: Revision | None) -> str:
@@ -42,7 +45,7 @@ def _do(r: Round, request: ActionRequest, wanted: Revision, serving: Revision | 
     progress = wanted.progress
     assert progress is not None
     if verb is Verb.ABORT:
-        roll_back(r, wanted, f"aborted by {who}{why}", result="aborted", by=who)
+        roll_back(r, r.save(wanted, **verdict_so_far(r, wanted)), f"aborted by {who}{why}", result="aborted", by=who)
         return f"abort of revision {wanted.number} by {who}{why}"
     if verb is Verb.PAUSE:
         r.save(wanted, progress=replace(progress, held=True, note=f"paused by {who}{why}"))
@@ -68,8 +71,10 @@ def _pass_step(r: Round, request: ActionRequest, wanted: Revision, progress: Pro
     r.save(
         wanted,
         progress=replace(progress, step=progress.step + 1, step_since=r.now, since=r.now, held=False, note=""),
+        **verdict_so_far(r, wanted),
     )
-    return f"step {progress.step + 1} passed over by {who}{why}"
+    kind = "analysis" if step.analysis is not None else "pause" if step.pause is not None else "weight"
+    return f"step {progress.step + 1} ({kind}) passed over by {who}{why}"
 
 
 def _undo(r: Round, request: ActionRequest, wanted: Revision, serving: Revision | None, who: str, why: str) -> str:

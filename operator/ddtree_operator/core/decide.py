@@ -99,7 +99,7 @@ def _goal(r: Round, wanted: Revision, serving: Revision | None) -> Revision | No
 def _steady(r: Round, goal: Revision) -> None:
     """What should serve does: keep it at its size, keep the Service on it."""
     if goal.result != "promoted":  # the Service was switched, but a crash kept the record from being written
-        goal = r.save(goal, result="promoted", at=r.now, by="operator", reason="every step passed")
+        goal = r.save(goal, result="promoted", at=r.now, **rolling.promotion(goal))
     engines = r.have_engines(goal, r.spec.replicas)
     r.point_service(r.only(goal))
     ready = len(engines.ready)

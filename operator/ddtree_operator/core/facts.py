@@ -75,6 +75,7 @@ class Revision:
     handled_note: str = ""  # what came of it
     alarms: tuple[dict[str, Any], ...] = ()  # alerts that were judged, oldest first, with what came of each
     returned: bool = False  # serves because a later revision was left again
+    log: tuple[dict[str, Any], ...] = ()  # who did what to its rollout, newest last, bounded: at, by, verb, text
 
     @property
     def blocked(self) -> bool:
@@ -117,8 +118,9 @@ class AnalysisFact:
     outcome: str  # pass | fail | notYet
     reason: str = ""
     started_at: float = 0.0
-    exhausted: bool = False  # maxPairs reached without an outcome
-    summary: dict[str, Any] = field(default_factory=dict)
+    exhausted: str = ""  # why no further pair can decide; "" while one may
+    summary: dict[str, Any] = field(default_factory=dict)  # of this verdict
+    kept: dict[str, Any] = field(default_factory=dict)  # of the newest verdict that is recorded, with its digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ def _history(r: Round) -> list[dict[str, Any]]:
             "throughput": _short(rev.summary.get("throughput")),
             "verdictDigest": rev.summary.get("digest", ""),
         }
-        rows.append(row | {k: v for k, v in optional.items() if v})
+        rows.append(row | {k: v for k, v in optional.items() if v} | ({"log": list(rev.log)} if rev.log else {}))
     return rows
 
 
@@ -105,9 +105,8 @@ def _kept_verdict(rev: Revision) -> tuple[str, str, str] | None:
     outcome, reason = rev.summary.get("outcome"), rev.summary.get("reason", "")
     if rev.result == "rolledBack" and outcome != "fail":
         return "False", "RolledBack", rev.reason
-    if not outcome:
-        return None
-    return ("True", "Passed", reason) if outcome == "pass" else ("False", "Failed", reason)
+    known = {"pass": ("True", "Passed"), "fail": ("False", "Failed"), "notYet": ("Unknown", "NotYet")}
+    return (*known[outcome], reason) if outcome in known else None
 
 
 def status(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ddtree_operator.api.spec import BuildSpec, Step
 from ddtree_operator.core.actions import Analyze, StartBuild
@@ -342,20 +343,32 @@ def _analyse(r: Round, revision: Revision, canary: EngineSet, baseline: EngineSe
     late = r.now - progress.step_since > seconds(policy.deadline)
     if not (late or found.exhausted):
         return
-    why = "all pairs are used up" if found.exhausted and not late else f"no verdict within {policy.deadline}"
+    why = found.exhausted or f"no verdict within {policy.deadline}"
     _inconclusive(r, revision, f"{why}: {found.reason}")
+
+
+def verdict_so_far(r: Round, revision: Revision) -> dict[str, Any]:
+    """What a revision is to keep of an analysis that ends without a verdict; {} when there is none under way."""
+    found = r.seen.analysis
+    step = revision.progress.step if revision.progress else -1
+    if found is None or (found.revision, found.attempt, found.step) != (revision.hash, revision.attempt, step):
+        return {}
+    summary = found.kept or found.summary
+    return {"summary": summary} if summary else {}
 
 
 def _inconclusive(r: Round, revision: Revision, why: str) -> None:
     policy = r.spec.canary.analysis
+    revision = r.save(revision, **verdict_so_far(r, revision))
     if policy.on_inconclusive == "rollback":
         roll_back(r, revision, f"analysis inconclusive, {why}")
     elif policy.on_inconclusive == "promote":
         note = f"analysis inconclusive ({why}), passed over because: {policy.on_inconclusive_reason}"
         r.emit("Warning", "InconclusivePassedOver", clip(note))
-        _advance(r, revision)
+        _advance(r, r.log(revision, "passOver", "operator", note))
     else:
-        _hold(r, revision, f"analysis inconclusive, {why}; ddtreectl rollout promote, abort or retry decides")
+        revision = r.log(revision, "hold", "operator", f"analysis inconclusive, {why}")
+        _hold(r, revision, f"analysis inconclusive, {why}; ddtreectl rollout promote, resume or abort decides")
 
 
 def _promote(r: Round, revision: Revision, canary: EngineSet) -> None:
@@ -371,5 +384,15 @@ def _promote(r: Round, revision: Revision, canary: EngineSet) -> None:
         return
     r.report.message = f"revision {revision.number} takes the traffic"
     r.point_service(r.only(revision))
-    r.save(revision, result="promoted", at=r.now, by="operator", reason="every step passed", returned=False)
+    r.save(revision, result="promoted", at=r.now, returned=False, **promotion(revision))
     r.emit("Normal", "Promoted", f"revision {revision.number} ({revision.hash}) serves")
+
+
+def promotion(revision: Revision) -> dict[str, str]:
+    """By whom and why a revision is promoted: its steps, or whoever passed over one of them."""
+    verbs = [entry["verb"] for entry in revision.log]
+    current = revision.log[len(verbs) - verbs[::-1].index("retry") :] if "retry" in verbs else revision.log
+    passed = [entry for entry in current if entry["verb"] in {"skip", "promote", "passOver"}]
+    if not passed:
+        return {"by": "operator", "reason": "every step passed"}
+    return {"by": passed[-1]["by"], "reason": clip("; ".join(entry["text"] for entry in passed))}

@@ -11,7 +11,10 @@ from ddtree_operator.api.spec import DDTreeSpec
 from ddtree_operator.core.actions import Action, ApplyEngines, ApplyService, Emit, SaveRevision
 from ddtree_operator.core.facts import EngineSet, Observed, Revision
 from ddtree_operator.core.revisions import engine_set_name, revision_hash, revision_part
-from ddtree_operator.core.units import seconds
+from ddtree_operator.core.units import clip, iso, seconds
+
+LOG = 8  # entries of a revision's log that are kept
+LOG_TEXT = 240  # characters of one
 
 
 @dataclass(slots=True)
@@ -59,6 +62,11 @@ class Round:
         self.actions.append(SaveRevision(changed))
         self.again = True
         return changed
+
+    def log(self, revision: Revision, verb: str, by: str, text: str) -> Revision:
+        """Note on a revision what was done to its rollout, by whom and when."""
+        entry = {"at": iso(self.now), "by": by, "verb": verb, "text": clip(text, LOG_TEXT)}
+        return self.save(revision, log=(*revision.log, entry)[-LOG:])
 
     def wanted(self) -> Revision:
         """The revision of the spec as it stands; made when it is new, reopened when it had been superseded."""

@@ -22,7 +22,7 @@ from ddtree_operator.core.actions import (
     StartBuild,
 )
 from ddtree_operator.core.revisions import baseline_speculative, parse
-from ddtree_operator.core.units import epoch, iso
+from ddtree_operator.core.units import iso
 from ddtree_operator.handlers import memory, records
 from ddtree_operator.handlers.analyses import Analyses
 from ddtree_operator.handlers.builds import Builds
@@ -153,8 +153,7 @@ class Actor:
                 baseline_speculates=_baseline_speculates(view, baseline.revision if baseline else "", action),
             )
             earlier = await records.load(self._kube, key)
-            pairs, started = earlier if earlier else ([], "")
-            self._analyses.adopt(key, policy, wanted.max_pairs, pairs, epoch(started) or time.time())
+            self._analyses.adopt(key, policy, wanted.max_pairs, wanted.prometheus, earlier)
         self._analyses.ensure(
             key,
             prompts=view.prompts,

@@ -13,21 +13,29 @@ from typing import Any
 import aiohttp
 
 from ddtree_operator.analysis.evaluate import Tally
+from ddtree_operator.analysis.pace import Pace, pace
 from ddtree_operator.analysis.policy import Policy
-from ddtree_operator.analysis.prometheus import Reading, judge
 from ddtree_operator.analysis.prompts import Prompt
+from ddtree_operator.analysis.record import Record
 from ddtree_operator.analysis.types import MetricVerdict, Outcome, Pair, Verdict
 from ddtree_operator.api.spec import PrometheusCheck
 from ddtree_operator.core.facts import AnalysisFact
-from ddtree_operator.probe.prometheus import query
+from ddtree_operator.handlers.checks import Checks
 from ddtree_operator.probe.runner import PairRunner
 
 log = logging.getLogger("ddtree.analysis")
 
 Key = tuple[str, str, str, int, int]  # namespace, name, revision, attempt, step
 SAVE_EVERY = 10  # pairs between two checkpoints of a record
-READ_EVERY = 5.0  # seconds between two readings of the PromQL checks
-READINGS = 50  # kept per check
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What an earlier run of an analysis left behind."""
+
+    record: Record
+    digest: str
+    started_at: float  # epoch seconds, 0.0 when unknown
 
 
 @dataclass(slots=True)
@@ -40,18 +48,17 @@ class Running:
     tally: Tally
     pairs: list[Pair] = field(default_factory=list)
     verdict: Verdict | None = None
+    stuck: str = ""  # why no further pair can decide; "" while one may
     error: str = ""
     seed: int = 0
-    digest: str = ""
-    checks: list[PrometheusCheck] = field(default_factory=list)
-    readings: dict[str, list[Reading]] = field(default_factory=dict)  # by name of the check, newest last
-    read_at: float = 0.0
-
-    def judged(self) -> list[MetricVerdict]:
-        """Where the PromQL checks stand."""
-        return [judge(check, self.readings.get(check.name, [])) for check in self.checks]
-
+    kept: dict[str, Any] = field(default_factory=dict)  # summary of the verdict that the record holds, with its digest
+    checks: Checks = field(default_factory=Checks)
     task: asyncio.Task[None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """True when there is nothing more to send."""
+        return bool(self.stuck) or (self.verdict is not None and self.verdict.outcome is not Outcome.NOT_YET)
 
 
 def view(verdict: Verdict) -> dict[str, Any]:
@@ -84,15 +91,16 @@ def metric_view(m: MetricVerdict) -> dict[str, Any]:
     }
 
 
-def summary(verdict: Verdict, digest: str = "") -> dict[str, Any]:
-    """What a revision keeps of the verdict that decided over it."""
+def summary(verdict: Verdict, digest: str = "", measured: Pace | None = None) -> dict[str, Any]:
+    """What a revision keeps of the verdict that decided over it; ``measured`` serves later forecasts."""
     by = {m.metric: m for m in verdict.metrics}
     out: dict[str, Any] = {"outcome": str(verdict.outcome), "reason": verdict.reason[:800], "view": view(verdict)}
     for name in ("acceptLength", "throughput"):
         if name in by:
             out[name] = round(by[name].canary, 4)
             out[name + "Baseline"] = round(by[name].baseline, 4)
-    return out | ({"digest": digest} if digest else {})
+    out |= {"digest": digest} if digest else {}
+    return out | ({"pace": measured.as_dict()} if measured else {})
 
 
 class Analyses:
@@ -101,7 +109,7 @@ class Analyses:
     def __init__(
         self,
         session: aiohttp.ClientSession,
-        save: Callable[[Key, Running], Awaitable[str]],
+        save: Callable[[Key, Running, Verdict], Awaitable[str]],
         wake: Callable[[str, str], None],
     ) -> None:
         self._session = session
@@ -118,6 +126,7 @@ class Analyses:
         if verdict is None:
             reason = run.error or "waiting for the first pair"
             return AnalysisFact(key[2], key[3], key[4], "notYet", reason, run.started_at)
+        decided = verdict.outcome is not Outcome.NOT_YET
         return AnalysisFact(
             revision=key[2],
             attempt=key[3],
@@ -125,22 +134,41 @@ class Analyses:
             outcome=str(verdict.outcome),
             reason=run.error or verdict.reason,
             started_at=run.started_at,
-            exhausted=verdict.outcome is Outcome.NOT_YET and len(run.pairs) >= run.limit,
-            summary=summary(verdict, run.digest),
+            exhausted=run.stuck,
+            summary=run.kept if decided else summary(verdict),
+            kept=run.kept,
         )
 
     def known(self, key: Key) -> bool:
         """True when this analysis runs or has ended here."""
         return key in self._running
 
-    def adopt(self, key: Key, policy: Policy, limit: int, pairs: list[Pair], started_at: float) -> None:
-        """Take over a recorded analysis: its pairs count, its verdict is computed again."""
-        run = Running(policy, limit, started_at, Tally(policy), list(pairs))
-        for pair in pairs:
+    def adopt(
+        self,
+        key: Key,
+        policy: Policy,
+        limit: int,
+        checks: list[PrometheusCheck],
+        earlier: Kept | None,
+    ) -> None:
+        """Take over an analysis: the pairs of its record count, and a verdict that it holds stands as it was."""
+        run = self._running[key] = Running(policy, limit, time.time(), Tally(policy))
+        run.checks.define(checks)
+        if earlier is None:
+            return
+        kept = earlier.record
+        run.started_at = earlier.started_at or run.started_at
+        run.pairs = list(kept.pairs)
+        for pair in run.pairs:
             run.tally.add(pair)
-        if pairs:
-            run.verdict = run.tally.verdict()
-        self._running[key] = run
+        stands = kept.policy == policy and run.tally.verdict(kept.checks) == kept.verdict
+        verdict = kept.verdict if stands else run.tally.verdict(run.checks.judged())
+        if stands:
+            run.kept = summary(verdict, earlier.digest, pace(run.pairs))
+        if stands or verdict.outcome is Outcome.NOT_YET:  # else the next pair decides, and is recorded
+            run.verdict = verdict
+        if stands and verdict.outcome is Outcome.NOT_YET:
+            run.stuck = self._stuck(run)
 
     def ensure(
         self,
@@ -156,9 +184,9 @@ class Analyses:
     ) -> None:
         """Have an adopted analysis running, unless it has ended."""
         run = self._running[key]
-        run.seed, run.checks = seed, checks
-        limit = run.limit
-        if run.verdict is not None and (run.verdict.outcome is not Outcome.NOT_YET or len(run.pairs) >= limit):
+        run.seed = seed
+        run.checks.define(checks)
+        if run.ended:
             return
         if run.task is not None and not run.task.done():
             return
@@ -178,21 +206,22 @@ class Analyses:
 
     async def _work(self, key: Key, run: Running, runner: PairRunner, batch: int) -> None:
         try:
-            while len(run.pairs) < run.limit:
-                for pair in await runner.run(batch):
+            while not run.ended:
+                for pair in await runner.run(max(1, min(batch, run.limit - len(run.pairs)))):
                     run.pairs.append(pair)
                     run.tally.add(pair)
-                await self._read(run)
-                before = run.verdict.outcome if run.verdict else None
-                run.verdict = run.tally.verdict(run.judged())
-                run.error = ""
-                decided = run.verdict.outcome is not Outcome.NOT_YET
-                if decided or len(run.pairs) % SAVE_EVERY < batch:
-                    run.digest = await self._save(key, run)
-                if decided or before is None:
+                await run.checks.read(self._session)
+                verdict = run.tally.verdict(run.checks.judged())
+                stuck = self._stuck(run) if verdict.outcome is Outcome.NOT_YET else ""
+                over = bool(stuck) or verdict.outcome is not Outcome.NOT_YET
+                if over or len(run.pairs) % SAVE_EVERY < batch:
+                    # Recorded first: a decision is never seen without the record that it can be made from again.
+                    digest = await self._save(key, run, verdict)
+                    run.kept = summary(verdict, digest, pace(run.pairs))
+                first = run.verdict is None
+                run.verdict, run.stuck, run.error = verdict, stuck, ""
+                if over or first:
                     self._wake(key[0], key[1])  # between, the regular looks show how far it is
-                if decided:
-                    break
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -200,15 +229,23 @@ class Analyses:
             run.error = f"the analysis was interrupted and goes on: {error}"
         self._wake(key[0], key[1])
 
-    async def _read(self, run: Running) -> None:
-        """Ask Prometheus, when it is time again."""
-        if not run.checks or time.monotonic() - run.read_at < READ_EVERY:
-            return
-        run.read_at = time.monotonic()
-        for check in run.checks:
-            readings = run.readings.setdefault(check.name, [])
-            readings.append(await query(self._session, check.address, check.query))
-            del readings[:-READINGS]
+    @staticmethod
+    def _stuck(run: Running) -> str:
+        """Why going on is no use; "" while it may be."""
+        if len(run.pairs) >= run.limit:
+            return f"all {run.limit} pairs (maxPairs) are used up"
+        return run.checks.given_up()
+
+    def rest(self, namespace: str, name: str) -> None:
+        """Send no more pairs for a resource until ``ensure`` is called again; what was measured stays."""
+        for key in [k for k in self._running if k[:2] == (namespace, name)]:
+            run = self._running[key]
+            if run.task is not None:
+                run.task.cancel()
+                run.task = None
+            if run.stuck and len(run.pairs) < run.limit:  # PromQL checks: whoever resumes has seen to them
+                run.stuck = ""
+                run.checks.start_anew()
 
     def forget(self, namespace: str, name: str, *, keep: Key | None = None) -> None:
         """Stop and drop the analyses of a resource, all but ``keep``."""

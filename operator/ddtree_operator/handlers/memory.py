@@ -64,7 +64,8 @@ def from_object(obj: dict[str, Any]) -> Revision | None:
     try:
         state = _known(Revision, json.loads(meta.get("annotations", {}).get(ANNOTATION_STATE, "{}")))
         progress = Progress(**_known(Progress, state.pop("progress"))) if state.get("progress") else None
-        state["alarms"] = tuple(x for x in state.get("alarms", ()) if isinstance(x, dict))
+        for name in ("alarms", "log"):
+            state[name] = tuple(x for x in state.get(name, ()) if isinstance(x, dict))
         return Revision(hash=hash_, number=int(obj.get("revision", 0)), spec=spec, progress=progress, **state)
     except (TypeError, ValueError, AttributeError):
         return Revision(hash=hash_, number=int(obj.get("revision", 0)), spec=spec)

@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 
+from ddtree_operator.analysis.types import Verdict
 from ddtree_operator.core.actions import Analyze, Emit
 from ddtree_operator.core.decide import decide
 from ddtree_operator.core.facts import Problem
@@ -39,9 +40,9 @@ class Reconciler:
         self._observer = Observer(kube, builds, self.analyses)
         self._actor = Actor(kube, builds, self.analyses, settings, session)
 
-    async def _save_record(self, key: Key, run: Running) -> str:
+    async def _save_record(self, key: Key, run: Running, verdict: Verdict) -> str:
         resource = self._resources.get(key[:2])
-        return await records.save(self._kube, key, run, resource) if resource else ""
+        return await records.save(self._kube, key, run, verdict, resource) if resource else ""
 
     async def reconcile(self, key: tuple[str, str]) -> float | None:
         """One look. Returns seconds until the next one is wanted; None for a resource that is gone."""
@@ -64,6 +65,8 @@ class Reconciler:
             status=old,
         )
         self.analyses.forget(namespace, name, keep=view.analysis_key)
+        if decision.status.get("phase") == "Paused":
+            self.analyses.rest(namespace, name)
         try:
             for action in decision.actions:
                 if not isinstance(action, Emit | Analyze):

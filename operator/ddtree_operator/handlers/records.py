@@ -6,9 +6,9 @@ import base64
 from typing import Any
 
 from ddtree_operator.analysis import record
-from ddtree_operator.analysis.types import Pair
-from ddtree_operator.core.units import iso
-from ddtree_operator.handlers.analyses import Key, Running
+from ddtree_operator.analysis.types import Verdict
+from ddtree_operator.core.units import epoch, iso
+from ddtree_operator.handlers.analyses import Kept, Key, Running
 from ddtree_operator.handlers.kube import CONFIG_MAP, Kube, Object
 from ddtree_operator.rollout.manifests import labels, owner_reference
 
@@ -21,13 +21,12 @@ def object_name(name: str, revision: str, attempt: int, step: int) -> str:
     return f"{name}-{revision}-a{attempt}-s{step}"
 
 
-def to_object(key: Key, run: Running, resource: Object) -> Object:
-    """The record as a ConfigMap. ``run`` has a verdict."""
+def to_object(key: Key, run: Running, verdict: Verdict, resource: Object) -> Object:
+    """The record of a verdict as a ConfigMap."""
     meta = resource["metadata"]
-    assert run.verdict is not None
     notes = {"namespace": key[0], "name": key[1], "revision": key[2], "attempt": str(key[3]), "step": str(key[4])}
-    checks = tuple(run.judged())
-    kept = record.Record(run.policy, tuple(run.pairs), run.verdict, checks=checks, seed=run.seed, notes=notes)
+    checks = tuple(m for m in verdict.metrics if m.metric.startswith("prometheus/"))
+    kept = record.Record(run.policy, tuple(run.pairs), verdict, checks=checks, seed=run.seed, notes=notes)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -39,26 +38,27 @@ def to_object(key: Key, run: Running, resource: Object) -> Object:
             "ownerReferences": [owner_reference(resource)],
         },
         "binaryData": {FILE: base64.b64encode(record.dump(kept)).decode()},
-        "data": {"outcome": str(run.verdict.outcome), "reason": run.verdict.reason},
+        "data": {"outcome": str(verdict.outcome), "reason": verdict.reason},
     }
 
 
-async def save(kube: Kube, key: Key, run: Running, resource: Object) -> str:
-    """Write the record; returns its digest."""
-    obj = to_object(key, run, resource)
+async def save(kube: Kube, key: Key, run: Running, verdict: Verdict, resource: Object) -> str:
+    """Write the record of a verdict; returns its digest."""
+    obj = to_object(key, run, verdict, resource)
     if await kube.create(obj) is None:
         body: dict[str, Any] = {"binaryData": obj["binaryData"], "data": obj["data"]}
         await kube.patch(CONFIG_MAP, key[0], obj["metadata"]["name"], body)
     return record.digest(base64.b64decode(obj["binaryData"][FILE]))
 
 
-async def load(kube: Kube, key: Key) -> tuple[list[Pair], str] | None:
-    """Pairs of an earlier run of this analysis and when it began; None when there is no usable record."""
+async def load(kube: Kube, key: Key) -> Kept | None:
+    """What an earlier run of this analysis left; None when there is no usable record."""
     obj = await kube.get(CONFIG_MAP, key[0], object_name(key[1], key[2], key[3], key[4]))
     if obj is None:
         return None
     try:
-        kept = record.load(base64.b64decode(obj["binaryData"][FILE]))
+        data = base64.b64decode(obj["binaryData"][FILE])
+        kept, digest = record.load(data), record.digest(data)
     except (KeyError, ValueError):
         return None
-    return list(kept.pairs), obj["metadata"].get("annotations", {}).get(ANNOTATION_STARTED, "")
+    return Kept(kept, digest, epoch(obj["metadata"].get("annotations", {}).get(ANNOTATION_STARTED)))

@@ -1,0 +1,203 @@
+"""Running analyses: nothing is decided before it is recorded, a restart changes nothing, a pause sends nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from analysis_streams import pair
+from ddtree_operator.analysis import Outcome, Pair, Policy, Record, Verdict, evaluate, record
+from ddtree_operator.analysis.prometheus import Reading
+from ddtree_operator.api.spec import AnalysisSpec, PrometheusCheck
+from ddtree_operator.handlers import analyses, checks
+from ddtree_operator.handlers.analyses import Analyses, Kept, Key, Running
+
+pytestmark = pytest.mark.unit
+
+KEY: Key = ("llm", "qwen", "8c1d2e3f40", 0, 1)
+POLICY = Policy.from_spec(AnalysisSpec())
+GOOD, EQUAL = pair(accept=2.65, tps=25.0), pair()
+CHECK = PrometheusCheck(name="errors", address="http://p", query="q", max=0.05, interval="1s", error_limit=3)
+
+
+class Script:
+    """Stands for a PairRunner: the pairs it answers with, and how often it was asked."""
+
+    answers: Sequence[Pair] = (GOOD,)
+    asked = 0
+    fifth = asyncio.Event()  # set once five pairs were asked for
+
+    def __init__(self, *_: Any, start: int = 0, **__: Any) -> None:
+        self.next = start
+
+    async def run(self, n: int) -> list[Pair]:
+        await asyncio.sleep(0)
+        Script.asked += n
+        if Script.asked >= 5:
+            Script.fifth.set()
+        self.next += n
+        return [self.answers[(self.next - n + i) % len(self.answers)] for i in range(n)]
+
+
+@pytest.fixture(autouse=True)
+def script(monkeypatch: pytest.MonkeyPatch) -> type[Script]:
+    Script.answers, Script.asked, Script.fifth = (GOOD,), 0, asyncio.Event()
+    monkeypatch.setattr(analyses, "PairRunner", Script)
+    return Script
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[Reading]:
+    """What Prometheus says next; the last answer is repeated."""
+    said = [Reading(0.01)]
+
+    async def reading(*_: Any) -> Reading:
+        return said.pop(0) if len(said) > 1 else said[0]
+
+    monkeypatch.setattr(checks, "reading", reading)
+    monkeypatch.setattr(checks, "seconds", lambda text: 0.0)
+    return said
+
+
+class Bench:
+    """An Analyses whose records stay in memory."""
+
+    def __init__(self, policy: Policy = POLICY, with_checks: Sequence[PrometheusCheck] = ()) -> None:
+        self.policy, self.checks = policy, list(with_checks)
+        self.records: list[bytes] = []
+        self.seen_while_saving: list[str] = []
+        self.woken = asyncio.Event()
+        self.analyses = Analyses(None, self._save, lambda *_: self.woken.set())  # type: ignore[arg-type]
+
+    async def _save(self, key: Key, run: Running, verdict: Verdict) -> str:
+        fact = self.analyses.fact(key)
+        self.seen_while_saving.append(fact.outcome if fact else "none")
+        await asyncio.sleep(0)
+        judged = tuple(m for m in verdict.metrics if m.metric.startswith("prometheus/"))
+        self.records.append(record.dump(Record(run.policy, tuple(run.pairs), verdict, judged)))
+        return record.digest(self.records[-1])
+
+    def kept(self) -> Kept:
+        return Kept(record.load(self.records[-1]), record.digest(self.records[-1]), 1000.0)
+
+    def begin(self, earlier: Kept | None = None) -> None:
+        if not self.analyses.known(KEY):
+            self.analyses.adopt(KEY, self.policy, self.policy.max_pairs, self.checks, earlier)
+        self.analyses.ensure(
+            KEY, prompts=[], baseline_urls=["b"], canary_urls=["c"], seed=1, concurrency=1, max_tokens=8,
+            checks=self.checks,
+        )  # fmt: skip
+
+    async def over(self) -> Any:
+        task = self.analyses._running[KEY].task
+        if task is not None:
+            await asyncio.wait_for(asyncio.shield(task), 60)
+        return self.analyses.fact(KEY)
+
+
+@pytest.mark.asyncio
+async def test_a_decision_is_recorded_before_anybody_sees_it():
+    bench = Bench()
+    bench.begin()
+    fact = await bench.over()
+    assert fact.outcome == "pass"
+    assert set(bench.seen_while_saving) == {"notYet"}
+    assert fact.summary["digest"] == record.digest(bench.records[-1])
+    assert fact.summary["pace"]["pairs"] == 10
+    assert record.recompute(record.load(bench.records[-1])).outcome is Outcome.PASS
+
+
+@pytest.mark.asyncio
+async def test_b13_a_verdict_survives_a_restart_with_its_digest_and_sends_nothing_more():
+    bench = Bench()
+    bench.begin()
+    before = await bench.over()
+    asked = Script.asked
+    after = Bench()
+    after.begin(bench.kept())
+    fact = await after.over()
+    assert (fact.outcome, fact.summary) == (before.outcome, before.summary)
+    assert fact.started_at == 1000.0
+    assert Script.asked == asked
+    assert after.records == []
+
+
+@pytest.mark.asyncio
+async def test_a_restart_never_lets_the_pairs_pass_without_the_prometheus_checks(answers):
+    """The record was a checkpoint at which only the check was missing."""
+    answers[:] = [Reading(error="down")]
+    bench = Bench(with_checks=[CHECK.model_copy(update={"error_limit": 30})])
+    bench.begin()
+    fact = await bench.over()
+    assert fact.outcome == "notYet"
+    assert "30 errors in a row" in fact.exhausted
+    answers[:] = [Reading(0.9)]
+    after = Bench(with_checks=[CHECK])
+    after.begin(bench.kept())
+    assert after.analyses.fact(KEY).outcome == "notYet"
+    fact = await after.over()
+    assert fact.outcome == "fail"
+    assert "prometheus/errors: 0.9, 3 times in a row not at most 0.05" in fact.reason
+
+
+@pytest.mark.asyncio
+async def test_errors_of_a_check_end_an_analysis_undecided_and_whoever_resumes_tries_again(answers):
+    answers[:] = [Reading(error="down")]
+    bench = Bench(with_checks=[CHECK])
+    bench.begin()
+    fact = await bench.over()
+    assert fact.outcome == "notYet"
+    assert fact.exhausted == "prometheus/errors: 3 errors in a row, the last: down"
+    assert fact.kept["digest"] == record.digest(bench.records[-1])
+    bench.analyses.rest("llm", "qwen")
+    answers[:] = [Reading(0.01)]
+    bench.begin()
+    assert (await bench.over()).outcome == "pass"
+
+
+@pytest.mark.asyncio
+async def test_used_up_pairs_end_an_analysis_with_a_record():
+    Script.answers = (EQUAL,)
+    bench = Bench(replace(POLICY, max_pairs=23))
+    bench.begin()
+    fact = await bench.over()
+    assert fact.exhausted == "all 23 pairs (maxPairs) are used up"
+    assert Script.asked == 23
+    assert len(bench.kept().record.pairs) == 23
+    after = Bench(replace(POLICY, max_pairs=23))
+    after.begin(bench.kept())
+    assert (await after.over()).exhausted == fact.exhausted
+    assert Script.asked == 23
+
+
+@pytest.mark.asyncio
+async def test_a_paused_rollout_is_sent_no_pairs_and_goes_on_where_it_was(script):
+    script.answers = (EQUAL,)
+    bench = Bench()
+    bench.begin()
+    await asyncio.wait_for(script.fifth.wait(), 60)
+    bench.analyses.rest("llm", "qwen")
+    asked = Script.asked
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert Script.asked == asked
+    bench.begin()
+    assert (await bench.over()).outcome == "pass"
+    pairs = record.load(bench.records[-1]).pairs
+    assert len(pairs) == evaluate(pairs, POLICY).pairs == 52
+
+
+@pytest.mark.asyncio
+async def test_a_record_of_another_policy_is_judged_anew():
+    bench = Bench()
+    bench.begin()
+    await bench.over()
+    after = Bench(replace(POLICY, min_pairs=40))
+    after.begin(bench.kept())
+    assert after.analyses.fact(KEY).outcome == "notYet"
+    assert (await after.over()).outcome == "pass"
+    assert len(after.kept().record.pairs) == 40

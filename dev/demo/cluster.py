@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,9 @@ class DemoError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """How to reach it. ``registry`` is the registry's name as nodes and pods know it."""
+    """How to reach it. ``registry`` is the registry's name as nodes and pods know it; ``wheelhouse`` is "" where the
+    demo has to bring its own.
+    """
 
     kubeconfig: str
     kubectl: str
@@ -83,20 +86,23 @@ def own_cluster() -> Cluster:
 
 def given_cluster(kubeconfig: str) -> Cluster:
     """The user's cluster. Raises DemoError naming what it takes."""
-    needed = {
-        "DDTREE_REGISTRY": "a registry that the nodes pull from",
-        "DDTREE_WHEELHOUSE": "a folder of wheels by http",
-    }
-    missing = [f"{name} ({what})" for name, what in needed.items() if not os.environ.get(name)]
-    if missing:
-        raise DemoError(f"KUBECONFIG is set, so the demo uses that cluster; it also needs {' and '.join(missing)}")
-    registry = os.environ["DDTREE_REGISTRY"]
+    registry = os.environ.get("DDTREE_REGISTRY")
+    if not registry:
+        raise DemoError(
+            "KUBECONFIG is set, so the demo uses that cluster; it also needs DDTREE_REGISTRY=HOST:PORT, a "
+            "plain-HTTP registry that this machine pushes to and the nodes pull from (docs/how-to/demo-on-your-cluster.md)"
+        )
+    tools = {}
+    for name in ("kubectl", "helm"):
+        tools[name] = os.environ.get(f"DDTREE_{name.upper()}") or shutil.which(name) or ""
+        if not tools[name]:
+            raise DemoError(f"{name} is not on PATH; install it, or set DDTREE_{name.upper()} to its path")
     return Cluster(
         kubeconfig=kubeconfig,
-        kubectl=os.environ.get("DDTREE_KUBECTL", "kubectl"),
-        helm=os.environ.get("DDTREE_HELM", "helm"),
+        kubectl=tools["kubectl"],
+        helm=tools["helm"],
         registry=registry,
         registry_local=os.environ.get("DDTREE_REGISTRY_LOCAL", registry),
-        wheelhouse=os.environ["DDTREE_WHEELHOUSE"],
+        wheelhouse=os.environ.get("DDTREE_WHEELHOUSE", "").rstrip("/"),
         ours=False,
     )

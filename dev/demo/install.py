@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from demo import resources
+from demo import given, resources
 from demo.cluster import ROOT, Cluster, DemoError
 from demo.resources import NAME, NAMESPACE, SYSTEM
 from demo.show import say
@@ -84,16 +84,7 @@ def provide_models(cluster: Cluster, folder: str, image: str) -> None:
     if cluster.ours:
         cluster.apply(*resources.models_on_node(folder, key))
         return
-    cluster.apply(*resources.models_by_copy(image, key))
-    cluster.run("wait", "pod/models", "-n", NAMESPACE, "--for=condition=Ready", "--timeout=180s", timeout=200)
-    say("copying the models into the cluster")
-    tar = subprocess.Popen(["tar", "-chf", "-", "-C", folder, "."], stdout=subprocess.PIPE)
-    command = [cluster.kubectl, "exec", "-i", "-n", NAMESPACE, "models", "--", "tar", "-xf", "-", "-C", "/models"]
-    copied = subprocess.run(command, env=cluster.env, stdin=tar.stdout, capture_output=True, text=True, check=False)
-    if tar.wait() != 0 or copied.returncode != 0:
-        cluster.run("delete", "pvc", "models", "-n", NAMESPACE, "--wait=false")
-        raise DemoError(f"the models could not be copied: {copied.stderr.strip().splitlines()[-1:]}")
-    cluster.run("delete", "pod", "models", "-n", NAMESPACE, "--wait=true", timeout=120)
+    given.copy_models(cluster, folder, key, image)
 
 
 def chart_values(cluster: Cluster, images: dict[str, str], model: str) -> dict[str, Any]:
@@ -105,7 +96,7 @@ def chart_values(cluster: Cluster, images: dict[str, str], model: str) -> dict[s
             "device": "cpu",
             "baseImage": images["engine-cpu-base"],
             "pushRepository": f"{cluster.registry}/ddtree/engine",
-            "wheelhouse": cluster.wheelhouse,
+            "wheelhouse": cluster.wheelhouse or given.serve_wheels(cluster, images["operator"]),
             "insecureRegistries": [cluster.registry],
             "builderImage": images["buildkit"],
         },

@@ -15,6 +15,7 @@ NAME = "demo"
 Object = dict[str, Any]
 
 ANNOTATION_PAIR = "ddtree.dev/demo-pair"  # content key of the models in the claim
+ANNOTATION_WHEELS = "ddtree.dev/demo-wheels"  # content key of the wheels that a pod serves
 SIZE = {"storage": "5Gi"}
 POD_SECURITY = {
     "runAsNonRoot": True,
@@ -26,13 +27,11 @@ CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop"
 
 
 def namespaces() -> list[Object]:
-    """The demo's namespace, in which every pod must be restricted."""
+    """The demo's namespace, in which every pod must be restricted, and the operator's."""
+    restricted = {"pod-security.kubernetes.io/enforce": "restricted"}
     return [
-        {
-            "apiVersion": "v1",
-            "kind": "Namespace",
-            "metadata": {"name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
-        }
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": restricted}},
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}},
     ]
 
 
@@ -69,7 +68,7 @@ def models_by_copy(image: str, key: str) -> list[Object]:
                 {
                     "name": "models",
                     "image": image,
-                    "command": ["sleep", "3600"],
+                    "command": ["python3", "-c", "import time; time.sleep(3600)"],
                     "securityContext": CONTAINER_SECURITY,
                     "volumeMounts": [{"name": "models", "mountPath": "/models"}],
                 }
@@ -78,6 +77,39 @@ def models_by_copy(image: str, key: str) -> list[Object]:
         },
     }
     return [_claim(key, "ReadWriteOnce"), pod]
+
+
+def wheel_server(image: str, port: int, key: str) -> list[Object]:
+    """A pod that serves the wheels copied into it, and its Service."""
+    labels = {"app": "wheelhouse"}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": "wheelhouse",
+            "namespace": SYSTEM,
+            "labels": labels,
+            "annotations": {ANNOTATION_WHEELS: key},
+        },
+        "spec": {
+            "automountServiceAccountToken": False,
+            "securityContext": POD_SECURITY,
+            "containers": [
+                {
+                    "name": "wheelhouse",
+                    "image": image,
+                    "command": ["python3", "-m", "http.server", str(port), "--directory", "/wheels"],
+                    "securityContext": CONTAINER_SECURITY,
+                    "readinessProbe": {"tcpSocket": {"port": port}},
+                    "volumeMounts": [{"name": "wheels", "mountPath": "/wheels"}],
+                }
+            ],
+            "volumes": [{"name": "wheels", "emptyDir": {}}],
+        },
+    }
+    meta = {"name": "wheelhouse", "namespace": SYSTEM}
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": meta}
+    return [pod, {**service, "spec": {"selector": labels, "ports": [{"port": port}]}}]
 
 
 def _claim(key: str, mode: str) -> Object:

@@ -90,7 +90,8 @@ def given_cluster(kubeconfig: str) -> Cluster:
     if not registry:
         raise DemoError(
             "KUBECONFIG is set, so the demo uses that cluster; it also needs DDTREE_REGISTRY=HOST:PORT, a "
-            "plain-HTTP registry that this machine pushes to and the nodes pull from (docs/how-to/demo-on-your-cluster.md)"
+            "plain-HTTP registry that this machine pushes to and the nodes pull from: see "
+            "docs/how-to/demo-on-your-cluster.md"
         )
     tools = {}
     for name in ("kubectl", "helm"):

@@ -17,6 +17,7 @@ from ddtree_operator.core.actions import (
     ApplyService,
     DeleteEngines,
     Emit,
+    KeepImage,
     PruneRevision,
     SaveRevision,
     StartBuild,
@@ -32,6 +33,7 @@ from ddtree_operator.core.facts import (
     PodFact,
     Problem,
     Revision,
+    WayBack,
 )
 
 
@@ -58,6 +60,8 @@ class World:
     failure: dict[str, str] = field(default_factory=dict)  # engine set name -> why it cannot create pods
     service_problem: str = ""
     placement: PlacementFact | None = None
+    way_back: str = "there"  # state of the image of what serves
+    kept: set[str] = field(default_factory=set)  # revisions whose image was tagged
     problems: tuple[Problem, ...] = ()
     now: float = 1_000_000.0
     generation: int = 1
@@ -134,11 +138,16 @@ class World:
             service_problem=self.service_problem,
             build=build,
             placement=self.placement,
+            way_back=self._way_back(),
             analysis=analysis,
             problems=self.problems,
             request=self.request,
             alerts=tuple(a for a in self.alerts if a.revision in self.revisions),
         )
+
+    def _way_back(self) -> WayBack | None:
+        pointed = (self.selector or {}).get(LABEL_REVISION, "none")
+        return WayBack(self.way_back, "the manifest", pointed in self.kept) if pointed in self.revisions else None
 
     # actions -------------------------------------------------------------------------------------------------------
 
@@ -153,6 +162,8 @@ class World:
                 self.revisions.pop(revision.hash, None)
             case StartBuild(revision, attempt):
                 self.builds.setdefault((revision, attempt), self.now)
+            case KeepImage(kept):
+                self.kept.add(kept.hash)
             case ApplyEngines():
                 running = self.sets.get(action.name)
                 if running is None:

@@ -1,4 +1,4 @@
-"""A small client of the OCI distribution API: does an image exist, what is its digest, what do its labels say."""
+"""A small client of the OCI distribution API: does an image exist and is it whole, its digest, its labels, its tags."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ _MANIFESTS = (
     "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json, "
     "application/vnd.docker.distribution.manifest.v2+json, application/vnd.docker.distribution.manifest.list.v2+json"
 )
+_BYTES = "application/octet-stream"
 _MAX_BODY = 4 * 1024 * 1024  # manifests and configs are small; anything larger is not one
 
 
@@ -88,12 +89,12 @@ class RegistryClient:
         something that is no reference.
         """
         reference = parse_reference(ref)
-        status, headers, body = await self._get(reference, f"manifests/{reference.version}", head=True)
+        status, headers, body = await self._exchange("HEAD", reference, f"manifests/{reference.version}")
         if status == 404:
             return None
         digest = headers.get("Docker-Content-Digest", "")
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-            status, headers, body = await self._get(reference, f"manifests/{reference.version}")
+            status, headers, body = await self._exchange("GET", reference, f"manifests/{reference.version}")
             if status == 404:
                 return None
             self._json(body, reference)
@@ -125,8 +126,81 @@ class RegistryClient:
             )
         return {str(k): str(v) for k, v in ((config.get("config") or {}).get("Labels") or {}).items()}
 
+    async def lacks(self, ref: str) -> str:
+        """What of an image is not there: "the manifest", "the configuration" or "1 of 9 layers"; "" when it is whole.
+
+        Of an index every image has to be whole.
+        """
+        reference = parse_reference(ref)
+        manifest = await self._document(reference, f"manifests/{reference.version}")
+        if manifest is None:
+            return "the manifest"
+        for entry in manifest.get("manifests") or []:
+            lacking = await self.lacks(f"{reference.repository}@{entry.get('digest', '')}")
+            if lacking:
+                return lacking
+        layers = [str(layer.get("digest")) for layer in manifest.get("layers") or []]
+        if manifest.get("config") and not await self._has_blob(reference, str(manifest["config"].get("digest"))):
+            return "the configuration"
+        gone = [digest for digest in layers if not await self._has_blob(reference, digest)]
+        return f"{len(gone)} of {len(layers)} layers" if gone else ""
+
+    async def tag(self, ref: str, tag: str) -> None:
+        """Give an image one more tag in its repository. Raises RegistryError, also when the image is not there."""
+        reference = parse_reference(ref)
+        path = f"manifests/{reference.version}"
+        status, headers, body = await self._exchange("GET", reference, path)
+        if status == 404:
+            raise RegistryError(f"{reference} is not in its registry", heals=False)
+        await self.put_manifest(f"{reference.repository}:{tag}", body, headers.get("Content-Type", ""))
+
+    async def untag(self, repository: str, tag: str) -> bool:
+        """Take a tag away, never what it points to. False where the registry cannot do that (docker-registry 2)."""
+        reference = parse_reference(f"{repository}:{tag}")
+        status, _, _ = await self._exchange("DELETE", reference, f"manifests/{tag}", also=(202, 204, 400, 405))
+        return status in (200, 202, 204, 404)
+
+    async def put_manifest(self, ref: str, body: bytes, media_type: str) -> str:
+        """Store a manifest under a tag or its digest; returns its digest."""
+        reference = parse_reference(ref)
+        path = f"manifests/{reference.version}"
+        await self._exchange("PUT", reference, path, body=body, content_type=media_type, also=(201,), never=(404,))
+        return "sha256:" + hashlib.sha256(body).hexdigest()
+
+    async def put_blob(self, repository: str, body: bytes) -> str:
+        """Store a blob unless it is there; returns its digest."""
+        reference = parse_reference(repository)
+        digest = "sha256:" + hashlib.sha256(body).hexdigest()
+        if await self._has_blob(reference, digest):
+            return digest
+        _, headers, _ = await self._exchange("POST", reference, "blobs/uploads/", also=(202,), never=(404,))
+        base = URL(f"{self._scheme(reference.registry)}://{reference.registry}")
+        where = base.join(URL(headers.get("Location", ""), encoded=True))
+        url = str(where.extend_query({"digest": digest}))
+        await self._exchange("PUT", reference, url, body=body, content_type=_BYTES, also=(201,), never=(404,))
+        return digest
+
+    async def document(self, ref: str) -> dict[str, Any] | None:
+        """The manifest or index at a reference; None when it is not there."""
+        reference = parse_reference(ref)
+        return await self._document(reference, f"manifests/{reference.version}")
+
+    async def blob(self, repository: str, digest: str) -> bytes | None:
+        """Content of a small blob, checked against its digest; None when it is not there."""
+        reference = parse_reference(repository)
+        status, _, body = await self._exchange("GET", reference, f"blobs/{digest}")
+        if status == 404:
+            return None
+        if digest != "sha256:" + hashlib.sha256(body).hexdigest():
+            raise RegistryError(f"the registry {reference.registry} answers other bytes than {digest}", heals=False)
+        return body
+
+    async def _has_blob(self, reference: Reference, digest: str) -> bool:
+        status, _, _ = await self._exchange("HEAD", reference, f"blobs/{digest}")
+        return status == 200
+
     async def _document(self, reference: Reference, path: str) -> dict[str, Any] | None:
-        status, _, body = await self._get(reference, path)
+        status, _, body = await self._exchange("GET", reference, path)
         return None if status == 404 else self._json(body, reference)
 
     def _json(self, body: bytes, reference: Reference) -> dict[str, Any]:
@@ -142,20 +216,35 @@ class RegistryClient:
             )
         return found
 
-    async def _get(
-        self, reference: Reference, path: str, *, head: bool = False
+    def _scheme(self, host: str) -> str:
+        return "http" if host in self._insecure else "https"
+
+    async def _exchange(
+        self,
+        method: str,
+        reference: Reference,
+        path: str,
+        *,
+        body: bytes | None = None,
+        content_type: str = "",
+        also: tuple[int, ...] = (),
+        never: tuple[int, ...] = (),
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Status 200 or 404, headers and body. Everything else raises RegistryError."""
+        """Status, headers and body. ``path`` is below the repository, or a whole address.
+
+        A status other than 200, 404 and ``also``, or one of ``never``, raises RegistryError.
+        """
         host = reference.registry
-        scheme = "http" if host in self._insecure else "https"
-        url = f"{scheme}://{host}/v2/{reference.path}/{path}"
+        url = path if "://" in path else f"{self._scheme(host)}://{host}/v2/{reference.path}/{path}"
         token_key = (host, reference.path)
         authorization = self._tokens.get(token_key)
         for attempt in (1, 2):
             headers = {"Accept": _MANIFESTS if path.startswith("manifests/") else "*/*"}
-            if authorization:
+            if authorization and URL(url, encoded=True).authority == host:  # an upload may go to another server
                 headers["Authorization"] = authorization
-            status, got, body = await self._request("HEAD" if head else "GET", url, headers, host)
+            if content_type:
+                headers["Content-Type"] = content_type
+            status, got, answer = await self._request(method, url, headers, host, body)
             if status == 401 and attempt == 1:
                 authorization = await self._authorize(got.get("WWW-Authenticate", ""), reference)
                 if authorization is None:
@@ -170,25 +259,29 @@ class RegistryClient:
                 "check the registry Secret",
                 heals=False,
             )
-        if status in (200, 404):
+        if status in {200, 404, *also} - {*never}:
             kind = got.get("Content-Type", "")
             if "text/html" in kind:
                 raise RegistryError(
                     f"{host} answers with a web page instead of a registry's JSON; check the address of the registry",
                     heals=False,
                 )
-            return status, got, body
+            return status, got, answer
+        if status == 405 and method not in ("GET", "HEAD"):
+            raise RegistryError(f"the registry {host} is read-only", heals=False)
+        why = f": {said}" if (said := _said(answer)) else ""
         raise RegistryError(
-            f"the registry {host} answers {status} for {reference.path}", heals=status >= 500 or status == 429
+            f"the registry {host} answers {status} for {reference.path}{why}", heals=status >= 500 or status == 429
         )
 
     async def _request(
-        self, method: str, url: str, headers: Mapping[str, str], host: str
+        self, method: str, url: str, headers: Mapping[str, str], host: str, data: bytes | None = None
     ) -> tuple[int, Mapping[str, str], bytes]:
         if self._session is None:
             raise RuntimeError("RegistryClient is used outside 'async with'")
         try:
-            async with self._session.request(method, url, headers=headers) as response:
+            target = URL(url, encoded=True)
+            async with self._session.request(method, target, headers=headers, data=data) as response:
                 body = await response.content.read(_MAX_BODY + 1)
                 while len(body) <= _MAX_BODY and (more := await response.content.read(_MAX_BODY + 1 - len(body))):
                     body += more
@@ -256,6 +349,17 @@ def _of_platform(index: Mapping[str, Any], platform: str, reference: Reference) 
         if where.get("os") == system and where.get("architecture") == machine.split("/")[0]:
             return str(entry.get("digest", ""))
     raise RegistryError(f"{reference} has no image for {platform}", heals=False)
+
+
+def _said(body: bytes) -> str:
+    """The first error's message in a registry's answer; "" without one."""
+    if b"no space left on device" in body or b'"Err":28}' in body:  # ENOSPC, as docker-registry hands it on
+        return "no space left on its disk"
+    try:
+        text = str(json.loads(body)["errors"][0].get("message", ""))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return ""
+    return " ".join(text.split())[:200]
 
 
 def _why(error: BaseException) -> str:

@@ -31,6 +31,13 @@ class StartBuild:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepImage:
+    """Tag the image of a revision that served, so that no cleanup of the registry takes it."""
+
+    revision: Revision
+
+
+@dataclass(frozen=True, slots=True)
 class ApplyEngines:
     """Have a Deployment of engines with that many replicas. Its template is written once and then left alone."""
 
@@ -79,4 +86,6 @@ class Emit:
     message: str
 
 
-Action = SaveRevision | PruneRevision | StartBuild | ApplyEngines | DeleteEngines | ApplyService | Analyze | Emit
+Action = (
+    SaveRevision | PruneRevision | StartBuild | KeepImage | ApplyEngines | DeleteEngines | ApplyService | Analyze | Emit
+)

@@ -50,6 +50,7 @@ class Progress:
     step: int = 0
     step_since: float = 0.0
     attempt: int = 0
+    asked: bool = False  # a person was asked whether to go on without a way back
     held: bool = False  # paused by a person or by an inconclusive analysis
     note: str = ""  # why it is held, or what it waits for
 
@@ -109,6 +110,15 @@ class PlacementFact:
 
 
 @dataclass(frozen=True, slots=True)
+class WayBack:
+    """The image of what serves, which a rollback after promotion would need."""
+
+    state: str  # there | lost | away (its registry does not answer)
+    message: str = ""  # what is missing of it, or why the registry does not answer
+    kept: bool = False  # tagging it was tried
+
+
+@dataclass(frozen=True, slots=True)
 class AnalysisFact:
     """Latest verdict of the analysis that belongs to one step of one attempt at a revision."""
 
@@ -155,6 +165,7 @@ class Observed:
     service_problem: str = ""
     build: BuildFact | None = None
     placement: PlacementFact | None = None
+    way_back: WayBack | None = None  # None: there is nothing to go back to, or nobody can tell
     analysis: AnalysisFact | None = None
     problems: tuple[Problem, ...] = ()
     request: ActionRequest | None = None

@@ -13,6 +13,7 @@ from ddtree_operator.core.report import BUILD_FAILED
 from ddtree_operator.core.revisions import baseline_speculative
 from ddtree_operator.core.round import Round
 from ddtree_operator.core.units import clip, seconds
+from ddtree_operator.core.way_back import secured
 
 CRASHES = 3  # restarts of one engine after which it counts as looping; a refusal counts at once
 
@@ -32,6 +33,11 @@ def roll(r: Round, revision: Revision, stable: Revision | None) -> None:
     revision = r.revisions[revision.hash]
     if not revision.image or r.again:
         r.report.phase, r.report.message = "Starting", "image and nodes are known, the engines come next"
+        return
+    way = secured(r, revision, stable)
+    if way is not True:
+        if way:
+            _late(r, revision, way)
         return
     canary, baseline = _engines(r, revision, stable)
     if _crashed(r, revision, canary, "canary") or (baseline.baseline and _crashed(r, revision, baseline, "baseline")):

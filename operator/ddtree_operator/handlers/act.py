@@ -17,6 +17,7 @@ from ddtree_operator.core.actions import (
     ApplyService,
     DeleteEngines,
     Emit,
+    KeepImage,
     PruneRevision,
     SaveRevision,
     StartBuild,
@@ -26,6 +27,7 @@ from ddtree_operator.core.units import iso
 from ddtree_operator.handlers import memory, records
 from ddtree_operator.handlers.analyses import Analyses
 from ddtree_operator.handlers.builds import Builds
+from ddtree_operator.handlers.keeping import Keeping
 from ddtree_operator.handlers.kube import CONFIG_MAP, DEPLOYMENT, REVISION, SERVICE, ApiError, Kube, Object
 from ddtree_operator.handlers.observe import View
 from ddtree_operator.handlers.places import affinity_of
@@ -42,9 +44,12 @@ EVENT_QUIET = 300.0  # seconds in which the same Event is not repeated
 class Actor:
     """Writes what the core decided."""
 
-    def __init__(self, kube: Kube, builds: Builds, analyses: Analyses, settings: Settings, session: Any) -> None:
+    def __init__(
+        self, kube: Kube, builds: Builds, keeping: Keeping, analyses: Analyses, settings: Settings, session: Any
+    ) -> None:
         self._kube = kube
         self._builds = builds
+        self._keeping = keeping
         self._analyses = analyses
         self._settings = settings
         self._session = session
@@ -62,6 +67,8 @@ class Actor:
                     record = memory.object_name(name, revision.hash)
                     await self._kube.patch(REVISION, namespace, record, memory.state_patch(revision))
             case PruneRevision(revision):
+                if view.spec is not None and revision.result == "promoted":
+                    await self._keeping.release(view.spec, view.resource, revision)
                 await self._kube.delete(REVISION, namespace, memory.object_name(name, revision.hash))
                 steps = range(len(view.spec.canary.steps) if view.spec else 0)
                 for attempt in range(revision.attempt + 1):
@@ -72,6 +79,11 @@ class Actor:
                 wanted = view.observed.revision(action.revision)
                 if view.order is not None and wanted is not None:
                     await self._builds.start(view.order, view.resource, wanted)
+            case KeepImage(revision):
+                assert view.spec is not None
+                why = await self._keeping.keep(view.spec, view.resource, revision)
+                if why:
+                    await self.emit(view.resource, Emit("Warning", "RollbackImageNotKept", why))
             case ApplyEngines():
                 await self._engines(view, action)
             case DeleteEngines(set_name):

@@ -184,7 +184,7 @@ class Builds:
         try:
             ours = parse_reference(push_repository(build, self._config)).registry
             if parse_reference(image).registry == ours:
-                async with await self._registry(push_secret(build, self._config), namespace) as registry:
+                async with await self.registry(push_secret(build, self._config), namespace) as registry:
                     found = ImageNeeds.from_label((await registry.labels(image) or {}).get(LABEL_FACTS))
         except RegistryError as error:
             if error.heals:
@@ -196,10 +196,10 @@ class Builds:
         return found
 
     async def _resolve(self, order: Order, namespace: str) -> str | None:
-        async with await self._registry(order.secret, namespace) as registry:
+        async with await self.registry(order.secret, namespace) as registry:
             return await registry.resolve(order.tag)
 
-    async def _registry(self, name: str, namespace: str) -> RegistryClient:
+    async def registry(self, name: str, namespace: str) -> RegistryClient:
         """A client with the credentials of the Secret ``name`` (empty for none)."""
         credentials = None
         if name:

@@ -19,10 +19,12 @@ from ddtree_operator.core.facts import (
     PlacementFact,
     Problem,
     Revision,
+    WayBack,
 )
 from ddtree_operator.handlers import read
 from ddtree_operator.handlers.analyses import Analyses, Key
 from ddtree_operator.handlers.builds import Builds, Order
+from ddtree_operator.handlers.keeping import Keeping
 from ddtree_operator.handlers.kube import CONFIG_MAP, DEPLOYMENT, NODE, POD, REVISION, SERVICE, Kube, Object
 from ddtree_operator.handlers.memory import from_object
 from ddtree_operator.handlers.places import place
@@ -50,10 +52,11 @@ class View:
 class Observer:
     """Reads; changes nothing."""
 
-    def __init__(self, kube: Kube, builds: Builds, analyses: Analyses) -> None:
+    def __init__(self, kube: Kube, builds: Builds, keeping: Keeping, analyses: Analyses) -> None:
         self._kube = kube
         self._last_words: dict[tuple[str, str, int], str] = {}  # (namespace, pod, restarts) -> end of the log
         self._builds = builds
+        self._keeping = keeping
         self._analyses = analyses
 
     async def look(self, resource: Object) -> View:
@@ -77,6 +80,7 @@ class Observer:
         view.objects = {d["metadata"]["name"]: d for d in deployments}
         build: BuildFact | None = None
         placement: PlacementFact | None = None
+        way_back: WayBack | None = None
         analysis: AnalysisFact | None = None
         try:
             view.spec = revisions.parse(resource.get("spec") or {})
@@ -88,6 +92,7 @@ class Observer:
                 sets = read.engine_sets(deployments, pods)
                 build, placement, found = await self._rollout(view, wanted, known, selector, sets, namespace, pods)
                 problems += found
+                way_back = await self._way_back(view, wanted, known, selector, sets)
                 analysis = await self._analysis(view, wanted, namespace, name)
         view.observed = Observed(
             revisions=known,
@@ -97,6 +102,7 @@ class Observer:
             service_problem=service_problem,
             build=build,
             placement=placement,
+            way_back=way_back,
             analysis=analysis,
             problems=tuple(problems),
             request=request,
@@ -161,6 +167,21 @@ class Observer:
         image = spec.engine.image or wanted.image or (build.image if build else "")
         needs = await self._builds.needs(spec, namespace, image) if image else None
         return build, place(nodes, pods, spec, keep=keep, needed=needed, needs=needs), problems
+
+    async def _way_back(
+        self,
+        view: View,
+        wanted: Revision,
+        known: tuple[Revision, ...],
+        selector: dict[str, str] | None,
+        sets: tuple[EngineSet, ...],
+    ) -> WayBack | None:
+        """Asked just before the canary starts: it has an image, and no engines yet."""
+        serving = next((r for r in known if r.hash == (selector or {}).get(LABEL_REVISION)), None)
+        started = any(s.revision == wanted.hash for s in sets)
+        if view.spec is None or serving is None or started or not wanted.image:
+            return None
+        return await self._keeping.way_back(view.spec, view.resource, serving, wanted)
 
     async def _prompts(self, spec: DDTreeSpec, namespace: str) -> tuple[list[Prompt], Problem | None]:
         ref = spec.canary.analysis.prompts

@@ -16,6 +16,7 @@ from ddtree_operator.handlers import records
 from ddtree_operator.handlers.act import Actor
 from ddtree_operator.handlers.analyses import Analyses, Key, Running
 from ddtree_operator.handlers.builds import Builds
+from ddtree_operator.handlers.keeping import Keeping
 from ddtree_operator.handlers.kube import DDTREE, ApiError, Kube
 from ddtree_operator.handlers.observe import Observer, View
 from ddtree_operator.handlers.settings import Settings
@@ -37,8 +38,9 @@ class Reconciler:
         self._resources: dict[tuple[str, str], dict[str, Any]] = {}
         self.analyses = Analyses(session, self._save_record, wake)
         builds = Builds(kube, settings.build)
-        self._observer = Observer(kube, builds, self.analyses)
-        self._actor = Actor(kube, builds, self.analyses, settings, session)
+        keeping = Keeping(builds, settings.build)
+        self._observer = Observer(kube, builds, keeping, self.analyses)
+        self._actor = Actor(kube, builds, keeping, self.analyses, settings, session)
 
     async def _save_record(self, key: Key, run: Running, verdict: Verdict) -> str:
         resource = self._resources.get(key[:2])

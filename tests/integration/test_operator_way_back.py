@@ -1,0 +1,72 @@
+"""The image that a rollback needs is tagged before a canary starts; a rollout stops when its registry lost it."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from ddtree_operator.api.names import LABEL_REVISION
+from ddtree_operator.build import RegistryClient
+from integration.operator_cluster import Installed, Object
+from integration.test_operator_inputs import put_config_map
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+
+NS, NAME = "op-way-back", "m"
+
+
+@pytest.fixture(scope="module")
+def first(operator: Installed) -> Iterator[Object]:
+    """A revision that serves, from an image that no other test uses."""
+    put_config_map(operator, NS, "own", {"series": f"# {uuid.uuid4().hex}\n"})
+    operator.apply(NS, NAME, operator.built("DFLASH", series="own"))
+    yield operator.reaches(NS, NAME, "Stable", "RolledBack")
+    operator.api(NS).kubectl("delete", "ddt", "--all", "--wait=false")
+
+
+def local(operator: Installed, ref: str) -> str:
+    """An image as this process reaches it."""
+    return ref.replace(operator.registry, operator.env.get("DDTREE_REGISTRY_LOCAL", operator.registry), 1)
+
+
+def test_the_serving_image_is_tagged_before_a_canary_starts(operator: Installed, first: Object) -> None:
+    assert first["phase"] == "Stable", first["message"]
+    image, uid = first["stable"]["image"], operator.get(NS, NAME)["metadata"]["uid"]
+    operator.apply(NS, NAME, operator.built("DDTREE", series="own"))
+    operator.reaches(NS, NAME, "Analyzing", "Stable", "RolledBack")
+    reference = local(operator, image)
+    tag = f"{reference.partition('@')[0]}:keep-{NAME}-{first['revision']}-{uid[:8]}"
+
+    async def resolve() -> str | None:
+        host = tag.partition("/")[0]
+        async with RegistryClient(insecure=frozenset({host})) as client:
+            return await client.resolve(tag)
+
+    assert asyncio.run(resolve()) == image.partition("@")[2]
+    assert operator.reaches(NS, NAME, "Stable", "RolledBack")["phase"] == "Stable"
+    assert not operator.events(NS, NAME, "RollbackImageNotKept")
+
+
+def test_a_lost_image_stops_the_next_rollout_until_a_person_says_so(operator: Installed, first: Object) -> None:
+    before = operator.status(NS, NAME)
+    host, _, rest = local(operator, before["stable"]["image"]).partition("/")
+    path, _, digest = rest.partition("@")
+    request = urllib.request.Request(f"http://{host}/v2/{path}/manifests/{digest}", method="DELETE")
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert answer.status == 202
+    put_config_map(operator, NS, "next", {"series": f"# {uuid.uuid4().hex}\n"})
+    operator.apply(NS, NAME, operator.built("DDTREE", series="next"))
+    status = operator.reaches(NS, NAME, "Paused", "Stable", "RolledBack")
+    assert status["phase"] == "Paused", status["message"]
+    assert "its registry has lost the manifest of" in status["message"]
+    assert before["stable"]["image"] in status["message"]
+    running = {d["metadata"]["labels"][LABEL_REVISION] for d in operator.engines(NS, NAME)}
+    assert running == {before["revision"]}
+    assert operator.events(NS, NAME, "RollbackImageLost")
+    done = operator.api(NS).ddtreectl("rollout", "resume", NAME, "--wait")
+    assert done.returncode == 0, done.stderr
+    assert operator.reaches(NS, NAME, "Stable", "RolledBack")["phase"] == "Stable"

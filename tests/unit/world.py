@@ -35,6 +35,16 @@ from ddtree_operator.core.facts import (
     Revision,
     WayBack,
 )
+from ddtree_operator.core.revisions import parse
+
+
+@dataclass
+class Pod:
+    """A pod in a world that counts GPUs: when it got one, and when it gives it back."""
+
+    name: str
+    at: float | None = None
+    leaves: float | None = None
 
 
 @dataclass
@@ -44,6 +54,7 @@ class Running:
     action: ApplyEngines
     replicas: int
     since: float
+    pods: list[Pod] = field(default_factory=list)  # only where GPUs are counted
 
 
 @dataclass
@@ -62,6 +73,10 @@ class World:
     placement: PlacementFact | None = None
     way_back: str = "there"  # state of the image of what serves
     kept: set[str] = field(default_factory=set)  # revisions whose image was tagged
+    gpus: int | None = None  # GPUs that the engines share; None: they are not counted
+    leave_seconds: float = 12.0  # time a leaving engine still holds its GPU
+    leaving: list[Pod] = field(default_factory=list)  # engines of Deployments that are gone
+    fewest: int | None = None  # fewest ready engines that traffic could reach since it was last set to None
     problems: tuple[Problem, ...] = ()
     now: float = 1_000_000.0
     generation: int = 1
@@ -85,6 +100,8 @@ class World:
     def _set(self, name: str, run: Running) -> EngineSet:
         if name in self.failure:
             return EngineSet(name, run.action.revision, run.action.baseline, run.replicas, failure=self.failure[name])
+        if self.gpus is not None:
+            return self._counted(name, run)
         pods = []
         up = self.now - run.since >= self.start_seconds
         for i in range(run.replicas):
@@ -100,6 +117,63 @@ class World:
                 )
             )
         return EngineSet(name, run.action.revision, run.action.baseline, run.replicas, tuple(pods))
+
+    def _counted(self, name: str, run: Running) -> EngineSet:
+        self._schedule()
+        pods = [
+            PodFact(
+                name=pod.name,
+                node="a" if pod.at is not None else "",
+                ready=pod.at is not None and self.now - pod.at >= self.start_seconds,
+                deleting=pod.leaves is not None,
+                waiting="" if pod.at is not None else "Unschedulable",
+                message="" if pod.at is not None else "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.",
+            )
+            for pod in run.pods
+        ]
+        return EngineSet(name, run.action.revision, run.action.baseline, run.replicas, tuple(pods))
+
+    def _schedule(self) -> None:
+        """Free the GPUs of engines that have left, and hand free ones to those that wait."""
+        for pods in (self.leaving, *(run.pods for run in self.sets.values())):
+            pods[:] = [p for p in pods if p.leaves is None or p.leaves > self.now]
+        for run in self.sets.values():
+            for pod in run.pods:
+                if pod.at is None and self.room() > 0:
+                    pod.at = self.now
+
+    def room(self) -> int:
+        """Free GPUs."""
+        everyone = [*self.leaving, *(p for run in self.sets.values() for p in run.pods)]
+        return (self.gpus or 0) - sum(1 for p in everyone if p.at is not None)
+
+    def _scale(self, name: str, run: Running, replicas: int) -> None:
+        run.replicas = replicas
+        if self.gpus is None:
+            return
+        stay = [p for p in run.pods if p.leaves is None]
+        for pod in sorted(stay, key=lambda p: p.at is not None)[: max(0, len(stay) - replicas)]:
+            if pod.at is None:
+                run.pods.remove(pod)
+            else:
+                pod.leaves = self.now + self.leave_seconds
+        for _ in range(replicas - len(stay)):
+            run.pods.append(Pod(f"{name}-{self.writes}-{len(run.pods)}"))
+
+    def _placement(self) -> PlacementFact | None:
+        if self.gpus is None:
+            return self.placement
+        self._schedule()
+        spec = parse(self.spec)
+        pointed = (self.selector or {}).get(LABEL_REVISION, "none")
+        apart = pointed == "none" or spec.baseline.from_ == "spec"
+        newest = max(self.revisions.values(), key=lambda r: r.number, default=None)
+        running = sum(len(s.pods) for s in self.sets.values() if newest and s.action.revision == newest.hash)
+        needed = max(0, spec.canary.replicas + int(apart) - running)
+        missing = max(0, needed - self.room())
+        return PlacementFact(
+            missing == 0, f"{missing} GPU is missing" if missing else "fits", {"k": "v"}, room=self.room()
+        )
 
     def observed(self) -> Observed:
         """What the edges would read now."""
@@ -137,7 +211,7 @@ class World:
             switched_at=self.switched_at,
             service_problem=self.service_problem,
             build=build,
-            placement=self.placement,
+            placement=self._placement(),
             way_back=self._way_back(),
             analysis=analysis,
             problems=self.problems,
@@ -167,11 +241,14 @@ class World:
             case ApplyEngines():
                 running = self.sets.get(action.name)
                 if running is None:
-                    self.sets[action.name] = Running(action, action.replicas, self.now)
-                else:
-                    running.replicas = action.replicas
+                    running = self.sets[action.name] = Running(action, 0, self.now)
+                self._scale(action.name, running, action.replicas)
             case DeleteEngines(name):
-                self.sets.pop(name, None)
+                gone = self.sets.pop(name, None)
+                for pod in gone.pods if gone else ():
+                    if pod.at is not None:
+                        pod.leaves = pod.leaves or self.now + self.leave_seconds
+                        self.leaving.append(pod)
             case ApplyService(selector, at):
                 self.selector, self.switched_at = selector, at
             case Analyze(revision, attempt, step, _, _):
@@ -217,6 +294,8 @@ class World:
             and self.selector.get(LABEL_POOL) == "serving"
         ]
         self.served = self.served or bool(reached)
+        if self.served:
+            self.fewest = len(reached) if self.fewest is None else min(self.fewest, len(reached))
         if self.served and not reached and self.spec.get("replicas", 1) > 0 and not self.crash:
             self.outages.append(f"at {self.now}: {self.selector}")
 

@@ -142,7 +142,8 @@ def _clean(r: Round, goal: Revision | None, serving: Revision | None) -> None:
     healthy_elsewhere = any(s.ready for s in r.seen.sets if not s.baseline and s.revision in needed)
     for engines in r.seen.sets:
         if engines.baseline:
-            if not (rolling_now and goal_now and engines.revision == goal_now.hash and r.report.baseline != "stable"):
+            over = r.report.compared or r.report.baseline == "stable"
+            if over or not (rolling_now and goal_now and engines.revision == goal_now.hash):
                 r.actions.append(DeleteEngines(engines.name))
             continue
         if engines.revision in needed:

@@ -107,6 +107,7 @@ class PlacementFact:
     message: str = ""
     pins: dict[str, Any] = field(default_factory=dict)
     nodes: tuple[dict[str, Any], ...] = ()
+    room: int | None = None  # further engines that find a free GPU on nodes of the chosen kind; None: not counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from ddtree_operator.api.spec import BuildSpec, Step
+from ddtree_operator.core import swap
 from ddtree_operator.core.actions import Analyze, StartBuild
 from ddtree_operator.core.engine_errors import NOT_PULLED, error_line, refusal
 from ddtree_operator.core.facts import EngineSet, Progress, Revision
 from ddtree_operator.core.report import BUILD_FAILED
-from ddtree_operator.core.revisions import baseline_speculative
+from ddtree_operator.core.revisions import baseline_speculative, engine_set_name
 from ddtree_operator.core.round import Round
 from ddtree_operator.core.units import clip, seconds
 from ddtree_operator.core.way_back import secured
@@ -28,7 +29,7 @@ def roll(r: Round, revision: Revision, stable: Revision | None) -> None:
         first = r.seen.problems[0]
         r.report.phase, r.report.message = "Pending", first.message
         return
-    if not _image(r, revision) or not _placed(r, revision):
+    if not _image(r, revision) or not _placed(r, revision, stable):
         return
     revision = r.revisions[revision.hash]
     if not revision.image or r.again:
@@ -39,20 +40,26 @@ def roll(r: Round, revision: Revision, stable: Revision | None) -> None:
         if way:
             _late(r, revision, way)
         return
-    canary, baseline = _engines(r, revision, stable)
+    started = _engines(r, revision, stable)
+    if started is None:
+        r.report.phase = "Placing"
+        r.report.message = f"a serving engine gives its GPU to the canary: {_placement(r)}"
+        _late(r, revision, r.report.message)
+        return
+    canary, baseline, enough = started
     if _crashed(r, revision, canary, "canary") or (baseline.baseline and _crashed(r, revision, baseline, "baseline")):
         return
     progress = revision.progress
     assert progress is not None
     if progress.step >= len(r.spec.canary.steps):
-        _promote(r, revision, canary)
+        _promote(r, revision, canary, stable, enough)
         return
     if r.spec.paused or progress.held:
         r.report.phase = "Paused"
         r.report.message = progress.note or "spec.paused is true"
         _describe(r, progress)
         return
-    if not _started(r, revision, canary, baseline):
+    if not _started(r, revision, canary, baseline, enough):
         return
     _step(r, revision, canary, baseline, stable)
 
@@ -129,35 +136,58 @@ def _since(revision: Revision) -> float:
     return revision.progress.since if revision.progress else 0.0
 
 
-def _placed(r: Round, revision: Revision) -> bool:
-    """True when nodes fit; the choice is remembered so that a restart keeps it."""
+def _placed(r: Round, revision: Revision, stable: Revision | None) -> bool:
+    """True when nodes fit, or serving engines may make room; the choice is remembered so that a restart keeps it."""
     place = r.seen.placement
     if place is None:
         return True
-    if not place.fits:
-        r.report.phase, r.report.message = "Placing", clip(place.message)
-        r.report.placed = ("False", "NoNodeFits", clip(place.message))
-        _late(r, r.revisions[revision.hash], place.message)
+    if not place.fits and not swap.possible(r, stable):
+        why = place.message
+        if place.room is not None and stable is not None:
+            last = "; swap never gives up the last serving engine"
+            why += last if r.spec.placement.strategy == "swap" else "; placement.strategy swap takes a serving engine's"
+        r.report.phase, r.report.message = "Placing", clip(why)
+        r.report.placed = ("False", "NoNodeFits" if place.room is None else "GPUsMissing", clip(why))
+        _late(r, r.revisions[revision.hash], why)
         return False
-    r.report.placed = ("True", "Placed", clip(place.message))
+    r.report.placed = ("True", "Placed", clip(place.message)) if place.fits else ("False", "Swapping", _placement(r))
     current = r.revisions[revision.hash]
     if place.pins != current.pins:
         _moved(r, current, pins=place.pins)
     return True
 
 
-def _engines(r: Round, revision: Revision, stable: Revision | None) -> tuple[EngineSet, EngineSet]:
-    """Canary and baseline, side by side."""
-    canary = r.have_engines(revision, _canary_replicas(r, revision, stable))
-    if stable is not None and r.spec.baseline.from_ == "stable":
-        r.report.baseline = "stable"
-        return canary, r.have_engines(stable, r.spec.replicas)
-    r.report.baseline = "spec"
+def _placement(r: Round) -> str:
+    return clip(r.seen.placement.message) if r.seen.placement else ""
+
+
+def _engines(r: Round, revision: Revision, stable: Revision | None) -> tuple[EngineSet, EngineSet, int | None] | None:
+    """Canary and baseline, side by side, and how many canary engines are enough (see :class:`swap.Sizes`).
+
+    None while a serving engine still has to make room for the first one.
+    """
+    assert revision.progress is not None
+    wanted = _canary_replicas(r, revision, stable)
+    r.report.compared = revision.progress.step >= len(r.spec.canary.steps)
+    r.report.baseline = "spec" if stable is None or r.spec.baseline.from_ == "spec" else "stable"
+    apart: EngineSet | None = None  # a baseline of its own
+    if r.report.baseline == "spec" and not r.report.compared:  # its GPUs may be needed by what is promoted
+        name = engine_set_name(r.name, revision.hash, baseline=True)
+        apart = r.seen.set(name) or EngineSet(name, revision.hash, True)
+    size = swap.sizes(r, revision, stable, wanted, apart)
+    serving = r.have_engines(stable, size.stable) if stable is not None else None
+    if size.stable < r.spec.replicas:
+        lent = r.spec.replicas - size.stable
+        text = f"no GPU is free: {lent} of {r.spec.replicas} serving engines gave way to the canary"
+        r.report.placed = ("True", "Swapped", text)
+    if size.canary <= 0 < wanted:
+        return None
+    canary = r.have_engines(revision, size.canary)
+    if apart is None:
+        return canary, serving or canary, size.enough
     speculative = baseline_speculative(r.spec).model_dump(mode="json", by_alias=True, exclude_none=True)
     spec = {**revision.spec, "engine": {**revision.spec.get("engine", {}), "speculative": speculative}}
-    if stable is not None:
-        r.have_engines(stable, r.spec.replicas)
-    return canary, r.have_engines(revision, 1, baseline=True, spec=spec)
+    return canary, r.have_engines(revision, 1, baseline=True, spec=spec), size.enough
 
 
 def _canary_replicas(r: Round, revision: Revision, stable: Revision | None) -> int:
@@ -194,12 +224,12 @@ def _crashed(r: Round, revision: Revision, engines: EngineSet, who: str) -> bool
     return False
 
 
-def _started(r: Round, revision: Revision, canary: EngineSet, baseline: EngineSet) -> bool:
+def _started(r: Round, revision: Revision, canary: EngineSet, baseline: EngineSet, enough: int | None) -> bool:
     """True when both sides are ready to be measured."""
     short = [
         (who, engines, need)
         for who, engines, need in (
-            ("canary", canary, canary.replicas),
+            ("canary", canary, canary.replicas if enough is None else enough),
             ("baseline", baseline, min(1, baseline.replicas)),
         )
         if len(engines.ready) < need
@@ -316,6 +346,11 @@ def _traffic(r: Round, revision: Revision, stable: Revision | None) -> bool:
         return r.point_service(r.only(stable))
     if weight >= 100:
         return r.point_service(r.only(revision))
+    return _share(r, revision, stable)
+
+
+def _share(r: Round, revision: Revision, stable: Revision) -> bool:
+    """Let stable and canary serve together; True once it is so."""
     strangers = [s.name for s in r.seen.sets if not s.baseline and s.revision not in {stable.hash, revision.hash}]
     if strangers:
         r.report.phase, r.report.message = "Starting", f"waiting for {', '.join(strangers)} to leave"
@@ -377,12 +412,17 @@ def _inconclusive(r: Round, revision: Revision, why: str) -> None:
         _hold(r, revision, f"analysis inconclusive, {why}; ddtreectl rollout promote, resume or abort decides")
 
 
-def _promote(r: Round, revision: Revision, canary: EngineSet) -> None:
-    """Every step is done: grow the canary to full size, then point the Service at it. What was measured stays."""
+def _promote(r: Round, revision: Revision, canary: EngineSet, stable: Revision | None, enough: int | None) -> None:
+    """Every step is done: grow the canary to full size, then point the Service at it. What was measured stays.
+
+    Where it grows by what the serving set gives up, both serve until one engine of the old set is left.
+    """
     assert revision.progress is not None
     _describe(r, revision.progress)
     r.report.phase = "Promoting"
-    need = r.spec.replicas
+    need = r.spec.replicas if enough is None else enough
+    if enough is not None and stable is not None and not _share(r, revision, stable):
+        return
     if len(canary.ready) < need:
         r.report.message = waiting_for("canary", canary, need)
         r.report.obstacle = (obstacle(canary) or ("",))[0]

@@ -31,6 +31,7 @@ class Report:
     verdict: tuple[str, str, str] = ("Unknown", "NoAnalysis", "")
     canary: str = ""  # revision hash of the canary in progress
     baseline: str = ""  # stable | spec | "", as in spec.baseline.from
+    compared: bool = False  # every comparison is done: a dedicated baseline is not needed any more
 
 
 @dataclass(slots=True)

@@ -32,22 +32,25 @@ def place(
         for f in fits
     )
     if spec.placement.gpu.per_replica == 0 and spec.placement.pin == "none":
-        return PlacementFact(True, "pinning is off", {}, rows)
+        return PlacementFact(True, "pinning is off", nodes=rows)
     earlier = Pins.from_status(keep)
     if earlier is not None and not still_wanted(earlier, spec.placement):
         earlier = None
     choice = choose_group(fits, needed, keep=earlier, pin=spec.placement.pin)
-    if choice.pins is None or choice.reason:
-        return PlacementFact(False, summary(fits, _lacking(choice, spec) + choice.reason), {}, rows)
+    room = choice.room if choice.pins and spec.placement.gpu.per_replica else None
+    if choice.pins is None:
+        return PlacementFact(False, summary(fits, choice.reason), {}, rows)
     pins = choice.pins.to_status()
     if earlier is not None and earlier.kind == choice.pins.kind and spec.placement.pin == "product":
         pins = keep  # nodes of that kind come and go; the pin is the kind
-    return PlacementFact(True, summary(fits), pins, rows)
+    if choice.reason:
+        return PlacementFact(False, summary(fits, _lacking(choice, spec) + choice.reason), pins, rows, room)
+    return PlacementFact(True, summary(fits), pins, rows, room)
 
 
 def _lacking(choice: Choice, spec: DDTreeSpec) -> str:
-    """How many GPUs are missing on nodes of the chosen kind; "" when there is no such kind, or no GPU is asked for."""
-    count = choice.missing * spec.placement.gpu.per_replica if choice.pins else 0
+    """How many GPUs are missing on nodes of the chosen kind; "" when none is asked for."""
+    count = choice.missing * spec.placement.gpu.per_replica
     return f"{count} GPU{'s are' if count != 1 else ' is'} missing: " if count else ""
 
 

@@ -58,11 +58,15 @@ def _kind_from_json(value: Mapping[str, Any]) -> Kind:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Outcome of ``choose_group``: pins, or None and one sentence why; ``missing`` GPU slots (replicas) short."""
+    """Outcome of ``choose_group``: pins, or None and one sentence why.
+
+    ``missing``: replicas for which there is no room; ``room``: further replicas that the pinned nodes hold now.
+    """
 
     pins: Pins | None
     reason: str = ""
     missing: int = 0
+    room: int = 0
 
 
 def choose_group(
@@ -199,8 +203,9 @@ def _checked(pins: Pins, members: Sequence[NodeFit], needed: int, what: str) -> 
         return Choice(None, NO_NODE_FITS, needed)
     room = sum(f.slots for f in members if f.name in pins.nodes)
     if room < needed:
-        return Choice(pins, f"{needed} more replicas need room, but the {what} have room for {room}", needed - room)
-    return Choice(pins)
+        text = f"{needed} more replica{'s need' if needed != 1 else ' needs'} room, but the {what} have room for {room}"
+        return Choice(pins, text, needed - room, room)
+    return Choice(pins, room=room)
 
 
 def _kind_terms(kind: Kind) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ddtreectl.verbs import act, explain, get, history, image, lint, nodes, status, version
+from ddtreectl.verbs import act, explain, get, history, image, lint, logs, nodes, status, version
 
 
 def build() -> typer.Typer:
@@ -30,9 +30,17 @@ def build() -> typer.Typer:
     images.callback()(_images)
     images.command()(image.inspect)
     app.add_typer(images, name="image")
+    build = typer.Typer(help="Builds of engine images.", no_args_is_help=True, rich_markup_mode=None)
+    build.callback()(_builds)
+    build.command()(logs.logs)
+    app.add_typer(build, name="build")
     for command in (explain.explain, nodes.nodes, lint.lint, version.version):
         app.command()(command)
     return app
+
+
+def _builds() -> None:
+    """Builds of engine images."""
 
 
 def _images() -> None:

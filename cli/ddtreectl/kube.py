@@ -45,6 +45,15 @@ class Cluster(Protocol):
     def records(self, name: str) -> list[Object]:
         """ConfigMaps that keep this resource's analysis records."""
 
+    def builds(self, name: str) -> list[Object]:
+        """Jobs that build images for this resource, oldest first."""
+
+    def job(self, job: str) -> tuple[Object | None, list[Object]]:
+        """A Job (None when it is gone) and its pods, oldest first."""
+
+    def log(self, pod: str, follow: bool) -> Iterator[str]:
+        """Lines of a pod's log, as they come."""
+
     def versions(self) -> dict[str, Any]:
         """What the server says about itself: ``kubernetes`` and the ``api`` versions it serves."""
 
@@ -192,6 +201,51 @@ class _Live:
                 _request_timeout=self._timeout,
             )
         return [self._api.sanitize_for_serialization(item) for item in found.items]
+
+    def builds(self, name: str) -> list[Object]:
+        from kubernetes import client
+
+        labels = f"{names.LABEL_DEPLOYMENT}={name},{names.LABEL_ROLE}=builder"
+        with self._told("list"):
+            found = client.BatchV1Api(self._api).list_namespaced_job(
+                self.namespace, label_selector=labels, _request_timeout=self._timeout
+            )
+        return self._by_age(found.items)
+
+    def job(self, job: str) -> tuple[Object | None, list[Object]]:
+        from kubernetes import client
+
+        with self._told("get"):
+            jobs = client.BatchV1Api(self._api).list_namespaced_job(
+                self.namespace, field_selector=f"metadata.name={job}", _request_timeout=self._timeout
+            )
+            pods = client.CoreV1Api(self._api).list_namespaced_pod(
+                self.namespace, label_selector=f"job-name={job}", _request_timeout=self._timeout
+            )
+        found = self._by_age(jobs.items)
+        return (found[0] if found else None), self._by_age(pods.items)
+
+    def _by_age(self, items: list[Any]) -> list[Object]:
+        plain: list[Object] = [self._api.sanitize_for_serialization(item) for item in items]
+        return sorted(plain, key=lambda o: str(o["metadata"].get("creationTimestamp", "")))
+
+    def log(self, pod: str, follow: bool) -> Iterator[str]:
+        from kubernetes import client
+
+        with self._told("get"):
+            answer = client.CoreV1Api(self._api).read_namespaced_pod_log(
+                pod,
+                self.namespace,
+                follow=follow,
+                _preload_content=False,
+                _request_timeout=(CONNECT_SECONDS, None if follow else self._timeout[1]),
+            )
+            rest = b""
+            for chunk in answer.stream(decode_content=False):
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from (line.decode(errors="replace") for line in lines)
+            if rest:
+                yield rest.decode(errors="replace")
 
     def versions(self) -> dict[str, Any]:
         from kubernetes import client

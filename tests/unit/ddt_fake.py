@@ -21,6 +21,9 @@ class FakeCluster:
         self.script = script or []
         self.patches: list[tuple[str, str, str, bool]] = []
         self.record_maps: list[Object] = []
+        self.jobs: dict[str, tuple[Object, list[Object]]] = {}  # name -> Job and its pods
+        self.job_script: dict[str, list[tuple[Object, list[Object]]]] = {}  # what each next look at a Job shows
+        self.logs: dict[str, list[str]] = {}  # pod -> lines
 
     def all(self, everywhere: bool = False) -> list[Object]:
         return [deepcopy(o) for o in self.objects.values()]
@@ -45,6 +48,18 @@ class FakeCluster:
 
     def records(self, name: str) -> list[Object]:
         return self.record_maps
+
+    def builds(self, name: str) -> list[Object]:
+        return [job for job, _ in self.jobs.values()]
+
+    def job(self, job: str) -> tuple[Object | None, list[Object]]:
+        steps = self.job_script.get(job)
+        if steps:
+            self.jobs[job] = steps.pop(0)
+        return self.jobs.get(job, (None, []))
+
+    def log(self, pod: str, follow: bool) -> Iterator[str]:
+        yield from self.logs[pod]
 
     def versions(self) -> dict[str, Any]:
         return {"kubernetes": "v1.36.3", "api": ["ddtree.dev/v1alpha1"]}

@@ -164,8 +164,9 @@ class LastAction(StatusModel):
 
 
 class BuildState(StatusModel):
-    """A build that failed."""
+    """A build under way, or one that failed."""
 
+    job: str | None = Field(default=None, description="Job that builds the image; other resources may share it.")
     log: list[str] | None = Field(default=None, description="Last lines of the builder's log.")
 
 
@@ -184,7 +185,9 @@ class DDTreeStatus(StatusModel):
     canary: CanaryState | None = Field(default=None, description="Absent when there is none.")
     baseline: BaselineState | None = Field(default=None, description="What the candidate is held against.")
     step: str | None = Field(default=None, description='Position in canary.steps, such as "3/5 analysis".')
-    build: BuildState | None = Field(default=None, description="Present when the image of the wanted spec failed.")
+    build: BuildState | None = Field(
+        default=None, description="Present while the image of the wanted spec is built, and when that failed."
+    )
     weight: int | None = Field(default=None, description="Share of traffic the canary has, in percent.")
     analysis: AnalysisState | None = Field(default=None, description="The verdict so far.")
     accept_length: str | None = Field(default=None, description='Newest measured accept length, such as "2.65".')

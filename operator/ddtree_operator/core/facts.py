@@ -97,6 +97,7 @@ class BuildFact:
     message: str = ""  # progress, or the sentence that says why it failed
     obstacle: str = ""  # CamelCase reason why a running build does not get on; "" while it does
     log: str = ""  # last lines of the builder's log when it failed
+    job: str = ""  # name of the Job that builds, "" while there is none
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,8 +168,10 @@ def status(
     analysis = _analysis(r, wanted)
     if analysis:
         out["analysis"] = analysis
-    if wanted.summary.get("buildLog"):
-        out["build"] = {"log": str(wanted.summary["buildLog"]).splitlines()}
+    build = {"job": r.seen.build.job} if r.seen.build is not None and r.seen.build.job else {}
+    log = {"log": str(wanted.summary["buildLog"]).splitlines()} if wanted.summary.get("buildLog") else {}
+    if build or log:
+        out["build"] = build | log
     blocked = [
         {"revision": x.hash, "number": x.number, "result": x.result, "reason": clip(x.reason, 300), "at": iso(x.at)}
         for x in sorted(r.revisions.values(), key=lambda x: x.number)[-HISTORY:]

@@ -120,10 +120,11 @@ class Builds:
             result = job_result(job, pods, events)
             if result.state == "running":
                 waits = "BuildWaits" if result.sentence else ""
-                return BuildFact("running", message=result.sentence or "the builder is at work", obstacle=waits)
+                message = result.sentence or "the builder is at work"
+                return BuildFact("running", message=message, obstacle=waits, job=order.name)
             if result.state == "failed":
                 if _attempt(job) == _mark(revision):
-                    return BuildFact("failed", message=result.sentence, log=await self._log(pods))
+                    return BuildFact("failed", message=result.sentence, log=await self._log(pods), job=order.name)
                 return BuildFact("none")  # of an earlier attempt: start anew
             digest = result.digest
         if digest is None:

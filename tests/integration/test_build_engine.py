@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddtree_operator.build import RegistryClient, RegistryError, image_reference, job_result
-from ddtree_operator.build.context import LABEL_FACTS, LABEL_RECIPE_DIGEST
+from ddtree_operator.build.context import LABEL_FACTS, LABEL_PACKAGES, LABEL_RECIPE_DIGEST
 from integration.build_cluster import BUILDER_NAMESPACE, NAMESPACE, NOWHERE, REGISTRY, REPO, BuildCluster, until
 
 pytestmark = pytest.mark.integration
@@ -52,6 +52,9 @@ def test_a_build_gives_a_digest_that_the_registry_finds_under_the_recipes_tag(cl
     facts = json.loads(labels[LABEL_FACTS])
     assert facts["python"] == "cp311"
     assert facts["packages"]["sglang"] == "0.5.23"
+    packages = json.loads(labels[LABEL_PACKAGES])
+    assert packages["pypi"]["sglang"] == ["0.5.23"]
+    assert packages["deb"]["libc6"].startswith("2.")
     assert ask(cluster, image_reference(cluster.recipe(BAD), cluster.config.push_repository)) is None
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+import sys
 import urllib.request
 import uuid
 from collections.abc import Iterator
@@ -31,6 +34,18 @@ def first(operator: Installed) -> Iterator[Object]:
 def local(operator: Installed, ref: str) -> str:
     """An image as this process reaches it."""
     return ref.replace(operator.registry, operator.env.get("DDTREE_REGISTRY_LOCAL", operator.registry), 1)
+
+
+def test_the_built_image_carries_provenance_and_a_bill_of_materials(operator: Installed, first: Object) -> None:
+    assert first["phase"] == "Stable", first["message"]
+    inspect = [sys.executable, "-m", "ddtreectl", "image", "inspect", local(operator, first["stable"]["image"])]
+    told = operator.api(NS).run(*inspect, "--plain-http")
+    assert told.returncode == 0, told.stderr
+    attested = next(line for line in told.stdout.splitlines() if line.startswith("attested"))
+    assert re.search(r"provenance of \d+ inputs .*; \d\d+ packages", attested), attested
+    materials = json.loads(operator.api(NS).run(*inspect, "--plain-http", "--sbom").stdout)
+    assert {"sglang", "libc6"} < {package["name"] for package in materials["packages"]}
+    assert not operator.events(NS, NAME, "NotAttested")
 
 
 def test_the_serving_image_is_tagged_before_a_canary_starts(operator: Installed, first: Object) -> None:

@@ -8,7 +8,7 @@ import json
 import shutil
 import socket
 import subprocess
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +17,16 @@ from typing import Any
 import pytest
 
 from ddtree_operator.build import RegistryClient, RegistryError
+from ddtree_operator.build.attached import attach, read
+from ddtree_operator.build.attest import PROVENANCE, SBOM
+from ddtree_operator.build.context import LABEL_PACKAGES
+from ddtree_operator.build.context import labels as recipe_labels
 from integration.build_cluster import until
+from unit.test_build_recipe import recipe as made_recipe
 
 pytestmark = pytest.mark.integration
 
+CONFIG = "application/vnd.oci.image.config.v1+json"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 
@@ -44,16 +50,21 @@ class Registry:
 
         return asyncio.run(go())
 
-    def push(self, *layers: bytes) -> str:
+    def push(self, *layers: bytes, labels: Mapping[str, str] | None = None) -> str:
         """Push an image; its reference by digest."""
+        content = json.dumps({"config": {"Labels": labels or {"a": "b"}}}).encode()
 
         async def go(client: RegistryClient) -> str:
-            config = await client.put_blob(self.repository, b'{"config": {"Labels": {"a": "b"}}}')
+            config = await client.put_blob(self.repository, content)
             blobs = [(await client.put_blob(self.repository, layer), len(layer)) for layer in layers]
             manifest = {
                 "schemaVersion": 2,
                 "mediaType": MANIFEST,
-                "config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": config, "size": 34},
+                "config": {
+                    "mediaType": "application/vnd.oci.image.config.v1+json",
+                    "digest": config,
+                    "size": len(content),
+                },
                 "layers": [
                     {"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": digest, "size": size}
                     for digest, size in blobs
@@ -134,6 +145,24 @@ def delete(image: str) -> int:
     request = urllib.request.Request(f"http://{address}/v2/{path}/manifests/{digest}", method="DELETE")
     with urllib.request.urlopen(request, timeout=30) as answer:
         return int(answer.status)
+
+
+def test_statements_are_attached_once_and_read_back(registry: Registry) -> None:
+    recipe = recipe_labels(made_recipe())
+    image = registry.push(b"attested", labels={**recipe, LABEL_PACKAGES: json.dumps({"pypi": {"torch": ["2.14.1"]}})})
+    assert registry.ask(lambda c: read(c, image)) == {}
+    for _ in range(2):
+        assert registry.ask(lambda c: attach(c, image)) is True
+    assert len(registry.ask(lambda c: c.referrers(image))) == 1
+    found = registry.ask(lambda c: read(c, image))
+    assert set(found) == {PROVENANCE, SBOM}
+    assert [p["name"] for p in found[SBOM]["predicate"]["packages"]] == [registry.repository, "torch"]
+    stranger = registry.push(b"no recipe")
+    assert registry.ask(lambda c: attach(c, stranger)) is False
+    here, there = (ref.partition("@")[2].replace(":", "-") for ref in (image, stranger))
+    registry.ask(lambda c: c.tag(f"{registry.repository}:{here}", there))
+    with pytest.raises(RegistryError, match="speaks of another image"):
+        registry.ask(lambda c: read(c, stranger))
 
 
 def test_a_read_only_registry_still_answers_and_takes_no_tag(registry: Registry) -> None:

@@ -15,6 +15,7 @@ from ddtree_operator.core.actions import (
     Analyze,
     ApplyEngines,
     ApplyService,
+    Attest,
     DeleteEngines,
     Emit,
     KeepImage,
@@ -72,6 +73,7 @@ class World:
     service_problem: str = ""
     placement: PlacementFact | None = None
     way_back: str = "there"  # state of the image of what serves
+    attested: list[str] = field(default_factory=list)  # images
     kept: set[str] = field(default_factory=set)  # revisions whose image was tagged
     gpus: int | None = None  # GPUs that the engines share; None: they are not counted
     leave_seconds: float = 12.0  # time a leaving engine still holds its GPU
@@ -236,6 +238,8 @@ class World:
                 self.revisions.pop(revision.hash, None)
             case StartBuild(revision, attempt):
                 self.builds.setdefault((revision, attempt), self.now)
+            case Attest(image):
+                self.attested.append(image)
             case KeepImage(kept):
                 self.kept.add(kept.hash)
             case ApplyEngines():

@@ -22,10 +22,12 @@ LABEL_PREFIX = "ddtree.dev"
 LABEL_RECIPE_DIGEST = "ddtree.dev/recipe-digest"
 LABEL_RECIPE_JSON = "ddtree.dev/recipe-json"
 LABEL_FACTS = "ddtree.dev/facts"  # JSON of files/facts.py: what is installed, what the image needs of a node
+LABEL_PACKAGES = "ddtree.dev/packages"  # JSON of files/facts.py: every package with its version
 
 ENGINE_STAGE = "engine"
 FACTS_STAGE = "facts"
 FACTS_PATH = "/opt/ddtree/facts.json"
+PACKAGES_PATH = "/opt/ddtree/packages.json"
 
 
 def labels(recipe: Recipe) -> dict[str, str]:
@@ -75,9 +77,9 @@ def dockerfile(recipe: Recipe) -> str:
         *(f"LABEL {_quote(key)}={_quote(value)}" for key, value in labels(recipe).items()),
         f"USER {USER}",
         "",
-        # Read before the image is pushed, and put on it as a label.
+        # Read before the image is pushed, and put on it as labels.
         f"FROM scratch AS {FACTS_STAGE}",
-        f"COPY --from={ENGINE_STAGE} {FACTS_PATH} /facts.json",
+        f"COPY --from={ENGINE_STAGE} {FACTS_PATH} {PACKAGES_PATH} /",
     ]
     return "\n".join(lines) + "\n"
 

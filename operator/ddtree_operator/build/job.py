@@ -10,7 +10,7 @@ from typing import Any
 from ddtree_operator.api.names import LABEL_MANAGED_BY, LABEL_RECIPE, LABEL_ROLE
 
 from .config import BuildConfig
-from .context import LABEL_FACTS, SOURCE_DATE_EPOCH, context_files
+from .context import LABEL_FACTS, LABEL_PACKAGES, SOURCE_DATE_EPOCH, context_files
 from .errors import BuildError
 from .failure import PERMANENT
 from .recipe import Recipe
@@ -34,8 +34,8 @@ mkdir -p /tmp/context /tmp/again
 for f in /context/*; do cp -rL "$f" /tmp/context/; done
 {
   buildctl $BUILDER "$@" $CACHE --opt=target=facts --output=type=local,dest=/tmp/facts 2>&1 &&
-    buildctl $BUILDER "$@" --opt=target=engine "--opt=label:$LABEL=$(cat /tmp/facts/facts.json)" --output="$OUTPUT" \
-      --metadata-file=/tmp/metadata.json 2>&1
+    buildctl $BUILDER "$@" --opt=target=engine "--opt=label:$FACTS=$(cat /tmp/facts/facts.json)" \
+      "--opt=label:$PACKAGES=$(cat /tmp/facts/packages.json)" --output="$OUTPUT" --metadata-file=/tmp/metadata.json 2>&1
   echo $? >/tmp/status
 } | tee /tmp/log
 if [ "$(cat /tmp/status)" = 0 ]; then
@@ -138,7 +138,8 @@ def _job_spec(
         {"name": "BUILDER", "value": " ".join(builder_flags(config))},
         {"name": "CACHE", "value": "--no-cache" if config.no_cache else ""},
         {"name": "OUTPUT", "value": output(recipe, repository, config)},
-        {"name": "LABEL", "value": LABEL_FACTS},
+        {"name": "FACTS", "value": LABEL_FACTS},
+        {"name": "PACKAGES", "value": LABEL_PACKAGES},
         {"name": "PERMANENT", "value": "|".join(PERMANENT)},
         {"name": "HOME", "value": "/tmp"},
     ]

@@ -185,6 +185,26 @@ class RegistryClient:
         reference = parse_reference(ref)
         return await self._document(reference, f"manifests/{reference.version}")
 
+    async def size(self, ref: str) -> int | None:
+        """Bytes of the manifest at a reference; None when it is not there."""
+        reference = parse_reference(ref)
+        status, _, body = await self._exchange("GET", reference, f"manifests/{reference.version}")
+        return len(body) if status == 200 else None
+
+    async def keeps_referrers(self, ref: str) -> bool:
+        """Whether the registry itself lists what refers to an image (OCI distribution 1.1)."""
+        reference = parse_reference(ref)
+        status, _, _ = await self._exchange("GET", reference, f"referrers/{reference.digest}")
+        return status == 200
+
+    async def referrers(self, ref: str) -> list[dict[str, Any]]:
+        """Descriptors of what refers to an image given by digest; by the tag that stands in where there is no API."""
+        reference = parse_reference(ref)
+        index = await self._document(reference, f"referrers/{reference.digest}")
+        if index is None:
+            index = await self._document(reference, f"manifests/{reference.digest.replace(':', '-')}")
+        return [entry for entry in (index or {}).get("manifests") or [] if isinstance(entry, dict)]
+
     async def blob(self, repository: str, digest: str) -> bytes | None:
         """Content of a small blob, checked against its digest; None when it is not there."""
         reference = parse_reference(repository)

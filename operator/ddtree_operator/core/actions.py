@@ -31,6 +31,13 @@ class StartBuild:
 
 
 @dataclass(frozen=True, slots=True)
+class Attest:
+    """Attach to a built image, in its registry, how it was made and what is in it."""
+
+    image: str
+
+
+@dataclass(frozen=True, slots=True)
 class KeepImage:
     """Tag the image of a revision that served, so that no cleanup of the registry takes it."""
 
@@ -87,5 +94,14 @@ class Emit:
 
 
 Action = (
-    SaveRevision | PruneRevision | StartBuild | KeepImage | ApplyEngines | DeleteEngines | ApplyService | Analyze | Emit
+    SaveRevision
+    | PruneRevision
+    | StartBuild
+    | Attest
+    | KeepImage
+    | ApplyEngines
+    | DeleteEngines
+    | ApplyService
+    | Analyze
+    | Emit
 )

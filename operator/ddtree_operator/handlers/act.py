@@ -15,6 +15,7 @@ from ddtree_operator.core.actions import (
     Analyze,
     ApplyEngines,
     ApplyService,
+    Attest,
     DeleteEngines,
     Emit,
     KeepImage,
@@ -79,6 +80,11 @@ class Actor:
                 wanted = view.observed.revision(action.revision)
                 if view.order is not None and wanted is not None:
                     await self._builds.start(view.order, view.resource, wanted)
+            case Attest(image):
+                assert view.spec is not None
+                why = await self._builds.attest(view.spec, namespace, image)
+                if why:
+                    await self.emit(view.resource, Emit("Warning", "NotAttested", why))
             case KeepImage(revision):
                 assert view.spec is not None
                 why = await self._keeping.keep(view.spec, view.resource, revision)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from ddtree_operator.api.names import LABEL_DEPLOYMENT, LABEL_REVISION
 from ddtree_operator.api.spec import BuildSpec, DDTreeSpec, SeriesRef
+from ddtree_operator.build.attached import attach
 from ddtree_operator.build.config import BuildConfig
 from ddtree_operator.build.context import LABEL_FACTS
 from ddtree_operator.build.errors import BuildError, RegistryError
@@ -195,6 +196,16 @@ class Builds:
             pass  # a reference that is none of ours
         self._needs[image] = found
         return found
+
+    async def attest(self, spec: DDTreeSpec, namespace: str, image: str) -> str:
+        """Attach provenance and bill of materials to an image of ours; "" when done, else one sentence why not."""
+        secret = push_secret(spec.engine.build or BuildSpec(), self._config)
+        try:
+            async with await self.registry(secret, namespace) as registry:
+                await attach(registry, image)
+        except RegistryError as error:
+            return f"provenance and bill of materials could not be attached to {image}: {error}"
+        return ""
 
     async def _resolve(self, order: Order, namespace: str) -> str | None:
         async with await self.registry(order.secret, namespace) as registry:

@@ -2,7 +2,8 @@
 
 usage: facts.py OUT_FILE DEVICE DISTRIBUTION...      (DEVICE: cpu | cuda; the distributions are the kernel wheels)
 Runs inside the image being built, after everything is installed; no GPU is needed. Standard library only.
-Writes one JSON object; problems end as one line "ddtree-build: error: …" and exit status 1.
+Writes one JSON object, and beside it packages.json with every Python and Debian package; problems end as one line
+"ddtree-build: error: …" and exit status 1.
 """
 
 from __future__ import annotations
@@ -143,6 +144,29 @@ def check_import(distribution: str) -> list[str]:
     return unjudged
 
 
+def debian_packages(status: Path) -> dict[str, str]:
+    """Installed packages and their versions by dpkg's own record; {} where there is none."""
+    if not status.is_file():
+        return {}
+    found = {}
+    for entry in status.read_text(errors="replace").split("\n\n"):
+        fields = dict(re.findall(r"^(Package|Status|Version): (.+)$", entry, re.M))
+        if fields.get("Status", "").endswith(" installed"):
+            found[fields["Package"]] = fields.get("Version", "")
+    return found
+
+
+def python_packages() -> dict[str, list[str]]:
+    """Distributions by name: version, and the licence where it is declared as an SPDX expression."""
+    found = {}
+    for dist in importlib.metadata.distributions():
+        name = re.sub(r"[-_.]+", "-", dist.metadata["Name"] or "").lower()
+        licence = dist.metadata["License-Expression"]
+        if name:
+            found[name] = [dist.version, *([licence] if licence else [])]
+    return found
+
+
 def main(out: str, device: str, kernels: list[str]) -> None:
     """Check, and write the facts."""
     torch = torch_facts()
@@ -169,6 +193,8 @@ def main(out: str, device: str, kernels: list[str]) -> None:
         facts["needDriver"] = sorted(unjudged)
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     Path(out).write_text(json.dumps(facts, sort_keys=True, separators=(",", ":")))
+    packages = {"deb": debian_packages(Path("/var/lib/dpkg/status")), "pypi": python_packages()}
+    Path(out).with_name("packages.json").write_text(json.dumps(packages, sort_keys=True, separators=(",", ":")))
     print(f"facts: {json.dumps(facts, sort_keys=True)}", flush=True)
 
 

@@ -81,6 +81,7 @@ def test_the_configuration_is_what_the_operator_reads(helm: str) -> None:
     config = yaml.safe_load(one(objects, "ConfigMap", "ddtree-operator")["data"]["config.yaml"])
     assert config == {
         "watchNamespaces": ["a", "b"],
+        "allPods": False,
         "resyncSeconds": 30,
         "device": "cpu",
         "baseImage": "",
@@ -144,6 +145,14 @@ def test_rights_are_namespaced_and_small(helm: str) -> None:
     assert one(objects, "ClusterRole", "ops-ddtree-operator-nodes")["rules"] == [
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}
     ]
+
+
+def test_pods_of_all_namespaces_are_listed_only_when_asked_for(helm: str) -> None:
+    name = "ops-ddtree-operator-nodes"
+    assert "pods" not in str(one(render(helm), "ClusterRole", name)["rules"])
+    asked = render(helm, "--set", "rbac.allPods=true")
+    assert {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]} in one(asked, "ClusterRole", name)["rules"]
+    assert yaml.safe_load(one(asked, "ConfigMap", "ddtree-operator")["data"]["config.yaml"])["allPods"] is True
 
 
 def test_without_secrets_named_none_can_be_read(helm: str) -> None:

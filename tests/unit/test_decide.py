@@ -26,7 +26,7 @@ def test_a_first_rollout_is_held_against_its_own_baseline_and_serves() -> None:
     assert world.selector is not None
     assert world.selector["ddtree.dev/revision"] == "none"  # no traffic before the verdict
     world.until("Stable")
-    assert set(world.attested) == {world.status["stable"]["image"]}
+    assert world.attested == [world.status["stable"]["image"]]
     assert len(world.sets) == 1
     assert world.status["stable"]["revision"] == world.status["revision"]
     assert world.status["history"][-1]["result"] == "promoted"

@@ -215,6 +215,7 @@ class World:
             build=build,
             placement=self._placement(),
             way_back=self._way_back(),
+            attested=newest is None or newest.image in ("", *self.attested),
             analysis=analysis,
             problems=self.problems,
             request=self.request,

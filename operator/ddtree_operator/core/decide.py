@@ -8,7 +8,7 @@ from typing import Any
 
 from ddtree_operator.api.names import LABEL_REVISION
 from ddtree_operator.core import report, revisions, rolling
-from ddtree_operator.core.actions import Action, Analyze, ApplyService, DeleteEngines, Emit, PruneRevision
+from ddtree_operator.core.actions import Action, Analyze, ApplyService, Attest, DeleteEngines, Emit, PruneRevision
 from ddtree_operator.core.alarms import heed
 from ddtree_operator.core.commands import obey
 from ddtree_operator.core.facts import Observed, Revision
@@ -57,6 +57,8 @@ def decide(
         _restore(r, goal, serving)
     else:
         rolling.roll(r, goal, serving)
+        if not seen.attested:  # last: a rollout does not wait for it
+            r.actions.append(Attest(goal.image))
     _clean(r, goal, serving)
     _prune(r, wanted, goal, serving)
     if wanted.blocked or r.revisions[wanted.hash].blocked:

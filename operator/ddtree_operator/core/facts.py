@@ -168,6 +168,7 @@ class Observed:
     build: BuildFact | None = None
     placement: PlacementFact | None = None
     way_back: WayBack | None = None  # None: there is nothing to go back to, or nobody can tell
+    attested: bool = True  # False: the image on its way was built, and says nothing about itself yet
     analysis: AnalysisFact | None = None
     problems: tuple[Problem, ...] = ()
     request: ActionRequest | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddtree_operator.api.spec import BuildSpec, Step
 from ddtree_operator.core import swap
-from ddtree_operator.core.actions import Analyze, Attest, StartBuild
+from ddtree_operator.core.actions import Analyze, StartBuild
 from ddtree_operator.core.engine_errors import NOT_PULLED, error_line, refusal
 from ddtree_operator.core.facts import EngineSet, Progress, Revision
 from ddtree_operator.core.report import BUILD_FAILED
@@ -112,7 +112,6 @@ def _image(r: Round, revision: Revision) -> bool:
         return True
     build = r.seen.build
     if build is not None and build.state == "done":
-        r.actions.append(Attest(build.image))  # before the image is known to be there: a crash in between repeats it
         _moved(r, revision, image=build.image)
         r.report.built = ("True", "Built", build.image)
         r.emit("Normal", "Built", f"engine image {build.image}")

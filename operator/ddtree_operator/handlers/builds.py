@@ -60,6 +60,7 @@ class Builds:
         self._plugins = load_plugins(config.artefacts)
         self._found: dict[str, str] = {}  # tagged reference -> repo@sha256:…
         self._needs: dict[str, ImageNeeds | None] = {}  # repo@sha256:… -> what it asks of GPUs
+        self._attested: set[str] = set()  # repo@sha256:…
         self._silent: dict[str, float] = {}  # repo@sha256:… -> when its registry gave no answer
 
     async def order(self, spec: DDTreeSpec, namespace: str) -> Order | Problem | None:
@@ -197,8 +198,16 @@ class Builds:
         self._needs[image] = found
         return found
 
+    def attested(self, image: str) -> bool:
+        """Whether attaching statements to an image was tried."""
+        return image in self._attested
+
     async def attest(self, spec: DDTreeSpec, namespace: str, image: str) -> str:
-        """Attach provenance and bill of materials to an image of ours; "" when done, else one sentence why not."""
+        """Attach provenance and bill of materials to an image of ours; "" when done, else one sentence why not.
+
+        Tried once per image and operator.
+        """
+        self._attested.add(image)
         secret = push_secret(spec.engine.build or BuildSpec(), self._config)
         try:
             async with await self.registry(secret, namespace) as registry:

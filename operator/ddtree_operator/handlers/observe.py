@@ -27,6 +27,7 @@ from ddtree_operator.handlers.builds import Builds, Order
 from ddtree_operator.handlers.keeping import Keeping
 from ddtree_operator.handlers.kube import CONFIG_MAP, DEPLOYMENT, NODE, POD, REVISION, SERVICE, Kube, Object
 from ddtree_operator.handlers.memory import from_object
+from ddtree_operator.handlers.neighbours import Neighbours
 from ddtree_operator.handlers.places import place
 
 PROMPTS_KEY = "prompts.jsonl"
@@ -52,11 +53,14 @@ class View:
 class Observer:
     """Reads; changes nothing."""
 
-    def __init__(self, kube: Kube, builds: Builds, keeping: Keeping, analyses: Analyses) -> None:
+    def __init__(
+        self, kube: Kube, builds: Builds, keeping: Keeping, neighbours: Neighbours, analyses: Analyses
+    ) -> None:
         self._kube = kube
         self._last_words: dict[tuple[str, str, int], str] = {}  # (namespace, pod, restarts) -> end of the log
         self._builds = builds
         self._keeping = keeping
+        self._neighbours = neighbours
         self._analyses = analyses
 
     async def look(self, resource: Object) -> View:
@@ -81,6 +85,7 @@ class Observer:
         build: BuildFact | None = None
         placement: PlacementFact | None = None
         way_back: WayBack | None = None
+        attested = True
         analysis: AnalysisFact | None = None
         try:
             view.spec = revisions.parse(resource.get("spec") or {})
@@ -93,6 +98,8 @@ class Observer:
                 build, placement, found = await self._rollout(view, wanted, known, selector, sets, namespace, pods)
                 problems += found
                 way_back = await self._way_back(view, wanted, known, selector, sets)
+                given = view.spec.engine.image or not wanted.image
+                attested = bool(given) or self._builds.attested(wanted.image)
                 analysis = await self._analysis(view, wanted, namespace, name)
         view.observed = Observed(
             revisions=known,
@@ -103,6 +110,7 @@ class Observer:
             build=build,
             placement=placement,
             way_back=way_back,
+            attested=attested,
             analysis=analysis,
             problems=tuple(problems),
             request=request,
@@ -166,6 +174,7 @@ class Observer:
         keep = wanted.pins or (stable.pins if stable else {})
         image = spec.engine.image or wanted.image or (build.image if build else "")
         needs = await self._builds.needs(spec, namespace, image) if image else None
+        pods = [*pods, *await self._neighbours.of(namespace, view.resource["metadata"]["name"])]
         return build, place(nodes, pods, spec, keep=keep, needed=needed, needs=needs), problems
 
     async def _way_back(

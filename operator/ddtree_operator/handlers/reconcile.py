@@ -18,6 +18,7 @@ from ddtree_operator.handlers.analyses import Analyses, Key, Running
 from ddtree_operator.handlers.builds import Builds
 from ddtree_operator.handlers.keeping import Keeping
 from ddtree_operator.handlers.kube import DDTREE, ApiError, Kube
+from ddtree_operator.handlers.neighbours import Neighbours
 from ddtree_operator.handlers.observe import Observer, View
 from ddtree_operator.handlers.settings import Settings
 from ddtree_operator.rollout.merge import difference
@@ -38,8 +39,9 @@ class Reconciler:
         self._resources: dict[tuple[str, str], dict[str, Any]] = {}
         self.analyses = Analyses(session, self._save_record, wake)
         builds = Builds(kube, settings.build)
+        neighbours = Neighbours(kube, settings.namespaces, everywhere=settings.all_pods)
         keeping = Keeping(builds, settings.build)
-        self._observer = Observer(kube, builds, keeping, self.analyses)
+        self._observer = Observer(kube, builds, keeping, neighbours, self.analyses)
         self._actor = Actor(kube, builds, keeping, self.analyses, settings, session)
 
     async def _save_record(self, key: Key, run: Running, verdict: Verdict) -> str:

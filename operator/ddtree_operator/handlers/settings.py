@@ -29,7 +29,7 @@ _BUILD_TEXT = {
     "device": "device",
     "python": "python",
 }
-_OTHER = {"insecureRegistries", "engineDefaults", "watchNamespaces", "resyncSeconds", "logLevel", "alerts"}
+_OTHER = {"insecureRegistries", "engineDefaults", "watchNamespaces", "resyncSeconds", "logLevel", "allPods", "alerts"}
 
 
 class SettingsError(ValueError):
@@ -52,6 +52,7 @@ class Settings:
     namespaces: tuple[str, ...] = ()
     build: BuildConfig = field(default_factory=BuildConfig)
     engine: EngineDefaults = field(default_factory=EngineDefaults)
+    all_pods: bool = False  # whether the operator may list the pods of every namespace, to count GPUs
     resync: float = 30.0  # seconds after which a resource is looked at without any event
     alerts: AlertSettings | None = None  # None: no receiver
 
@@ -94,6 +95,8 @@ def parse(text: str, where: str = DEFAULT_PATH) -> Settings:
     resync = raw.get("resyncSeconds", 30)
     if not isinstance(resync, int | float) or not 1 <= resync <= 3600:
         raise SettingsError(f"{where}: resyncSeconds must be a number from 1 to 3600, not {resync!r}")
+    if not isinstance(raw.get("allPods", False), bool):
+        raise SettingsError(f"{where}: allPods must be true or false, not {raw['allPods']!r}")
     return Settings(
         namespaces=tuple(_texts(raw, "watchNamespaces", where)),
         build=BuildConfig(**build),
@@ -102,6 +105,7 @@ def parse(text: str, where: str = DEFAULT_PATH) -> Settings:
             env={str(k): str(v) for k, v in env.items()},
             pod_template=engine.get("podTemplate") or {},
         ),
+        all_pods=raw.get("allPods") is True,
         resync=float(resync),
         alerts=_alerts(raw.get("alerts"), where),
     )

@@ -14,6 +14,8 @@ _KEYS = {
     "ports": ("containerPort",),
     "imagePullSecrets": ("name",),
     "hostAliases": ("ip",),
+    "resourceClaims": ("name",),
+    "claims": ("name",),
 }
 
 

@@ -270,10 +270,16 @@ def history(obj: Object, color: bool, now: datetime | None = None) -> str:
 def nodes(obj: Object, color: bool) -> str:
     """Table of nodes and why each does or does not fit."""
     rows = [
-        [n.get("name") or "", "yes" if n.get("fits") else "no", n.get("reason") or ""]
+        [
+            n.get("name") or "",
+            "yes" if n.get("fits") else "no",
+            str(n.get("free", "")),
+            n.get("product") or "",
+            n.get("reason") or "",
+        ]
         for n in status_of(obj).get("nodes") or []
     ]
-    return table(["NODE", "FITS", "REASON"], rows, {"yes": "green", "no": "red"} if color else None)
+    return table(["NODE", "FITS", "FREE", "PRODUCT", "REASON"], rows, {"yes": "green", "no": "red"} if color else None)
 
 
 def find_entry(obj: Object, wanted: str | None) -> Object | None:

@@ -142,6 +142,16 @@ def test_mistakes_are_one_sentence(spec: Any, config: BuildConfig, more: Any, wo
     assert len(str(caught.value)) < 500
 
 
+def test_a_base_with_another_python_takes_that_pythons_wheels() -> None:
+    newer = recipe(config=replace(CONFIG, python="cp312"))
+    assert "-cp312-cp312-" in newer.sglang.filename
+    given = {"url": newer.sglang.filename, "sha256": newer.sglang.sha256}
+    kernel = {**KERNEL, "url": "https://x.example/k-1-cp312-cp312-linux_x86_64.whl"}
+    assert recipe({"sglangWheel": given, "kernelWheels": [kernel]}).sglang == newer.sglang
+    with pytest.raises(BuildError, match="is for cp311, but the base image has cp312"):
+        recipe({"sglangWheel": given, "kernelWheels": [{**kernel, "url": kernel["url"].replace("cp312", "cp311")}]})
+
+
 def test_the_operators_credentials_stay_with_the_operators_registry() -> None:
     config = replace(CONFIG, push_secret="ours")
     assert push_secret(BuildSpec(), config) == "ours"

@@ -85,6 +85,7 @@ def test_the_configuration_is_what_the_operator_reads(helm: str) -> None:
         "resyncSeconds": 30,
         "device": "cpu",
         "baseImage": "",
+        "python": "cp311",
         "pushRepository": "",
         "pushSecret": "",
         "wheelhouse": "http://w",

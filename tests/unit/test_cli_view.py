@@ -62,8 +62,13 @@ def test_history() -> None:
 
 
 def test_nodes() -> None:
-    obj = resource(nodes=[{"name": "a", "fits": True}, {"name": "b", "fits": False, "reason": "product NVIDIA-L4"}])
-    assert view.nodes(obj, False) == "NODE   FITS   REASON\na      yes\nb      no     product NVIDIA-L4"
+    fits = {"name": "a", "fits": True, "free": 3, "product": "NVIDIA-H200"}
+    obj = resource(nodes=[fits, {"name": "b", "fits": False, "reason": "product NVIDIA-L4"}])
+    assert view.nodes(obj, False).splitlines() == [
+        "NODE   FITS   FREE   PRODUCT       REASON",
+        "a      yes    3      NVIDIA-H200",
+        "b      no                          product NVIDIA-L4",
+    ]
 
 
 def test_colour_does_not_shift_columns() -> None:

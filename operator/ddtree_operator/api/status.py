@@ -114,6 +114,8 @@ class NodeState(StatusModel):
     name: str | None = Field(default=None, description="Node name.")
     fits: bool | None = Field(default=None, description="Whether an engine pod can run there now.")
     reason: str | None = Field(default=None, description="Why not, in one sentence.")
+    free: int | None = Field(default=None, description="Free GPUs (nvidia.com/gpu).")
+    product: str | None = Field(default=None, description="Its label nvidia.com/gpu.product.")
 
 
 class Condition(StatusModel):

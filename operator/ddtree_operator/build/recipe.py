@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -116,7 +117,7 @@ def recipe_from_spec(
     )
     _no_twins([sglang, *kernels])
     for i, kernel in enumerate(kernels):
-        check_python(kernel.filename, config.python, where=f"spec.engine.build.kernelWheels[{i}]")
+        check_python(kernel.filename, _python(sglang, config), where=f"spec.engine.build.kernelWheels[{i}]")
     return Recipe(
         base_image=base,
         sglang_version=spec.sglang,
@@ -177,8 +178,15 @@ def _sglang_wheel(spec: BuildSpec, config: BuildConfig) -> WheelRef:
                 f"the operator has no wheelhouse to take {filename} from; set {where} with its address and sha256"
             )
         ref = wheel_ref(filename, sha256, wheelhouse=config.wheelhouse, where=where)
-    check_python(ref.filename, config.python, where=where)
+    check_python(ref.filename, _python(ref, config), where=where)
     return ref
+
+
+def _python(sglang: WheelRef, config: BuildConfig) -> str:
+    """CPython tag of the base image: what SGLang's wheel is for, where it says so; else the operator's setting."""
+    tags = parse_wheel_name(sglang.filename)
+    own = sorted(tag for tag in tags.python if re.fullmatch(r"cp3\d+", tag))
+    return own[0] if own and "abi3" not in tags.abi else config.python
 
 
 def _plugins(plugins: Mapping[str, bytes], config: BuildConfig) -> tuple[Plugin, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -89,6 +91,21 @@ def test_building_twice_without_cache_gives_the_same_digest(cluster: BuildCluste
     one, two = (cluster.build(GOOD, no_cache=True) for _ in range(2))
     assert one.digest is not None
     assert one.digest == two.digest
+
+
+def test_a_new_builder_starts_from_the_cache_in_the_registry(cluster: BuildCluster) -> None:
+    """The builder loses its disk between two builds; steps of the second come from the registry, and are the same."""
+    kept = replace(cluster, config=replace(cluster.config, cache_repository=f"{REGISTRY}/ddtree/build-test-cache"))
+    first = kept.build(GOOD)
+    assert first.sentence == ""
+    cluster.kubectl("delete", "pod", "-n", BUILDER_NAMESPACE, "-lapp.kubernetes.io/name=buildkitd", "--wait")
+    cluster.kubectl("rollout", "status", "deployment/buildkitd", "-n", BUILDER_NAMESPACE, "--timeout=180s")
+    job = kept.start(GOOD)
+    second = kept.wait_for(job)
+    assert second.digest == first.digest
+    log = cluster.kubectl("logs", f"job/{job}", "-n", NAMESPACE)
+    assert "importing cache manifest from" in log
+    assert re.search(r"^#(\d+) \[engine 6/6\] RUN .*\n#\1 CACHED", log, re.M), log[-3000:]
 
 
 def test_a_series_changes_the_image(cluster: BuildCluster) -> None:

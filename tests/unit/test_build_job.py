@@ -135,6 +135,19 @@ def test_the_job_pushes_reproducibly_under_the_recipes_tag() -> None:
     assert job["spec"]["activeDeadlineSeconds"] == 77
 
 
+def test_the_cache_is_kept_in_a_registry_where_one_is_named() -> None:
+    def flags(config: BuildConfig) -> dict[str, str]:
+        (container,) = objects(config)[1]["spec"]["template"]["spec"]["containers"]
+        return {e["name"]: e["value"] for e in container["env"] if "CACHE" in e["name"]}
+
+    assert flags(JOB_CONFIG) == {"CACHE": "", "KEEP_CACHE": ""}
+    kept = replace(JOB_CONFIG, cache_repository="10.0.0.1:5000/ddtree/cache")
+    where = "type=registry,ref=10.0.0.1:5000/ddtree/cache:cache,"
+    assert flags(kept)["CACHE"] == f"--import-cache={where}registry.insecure=true"
+    assert flags(kept)["KEEP_CACHE"].startswith(f"--export-cache={where}mode=max,ignore-error=true,")
+    assert flags(replace(kept, no_cache=True))["CACHE"] == "--no-cache"
+
+
 def test_equal_recipes_share_a_job_per_repository() -> None:
     assert build_name(recipe(), REPO) == build_name(recipe(), REPO) != build_name(recipe(), REPO + "2")
 

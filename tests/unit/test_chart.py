@@ -89,6 +89,8 @@ def test_the_configuration_is_what_the_operator_reads(helm: str) -> None:
         "pushRepository": "",
         "pushSecret": "",
         "wheelhouse": "http://w",
+        "cacheRepository": "",
+        "serviceAccount": "ddtree-operator-builder",
         "insecureRegistries": ["10.0.0.1:5000"],
         "builderService": "ddtree-build/buildkitd",
         "builderImage": f"r/bk@{DIGEST}",
@@ -146,6 +148,16 @@ def test_rights_are_namespaced_and_small(helm: str) -> None:
     assert one(objects, "ClusterRole", "ops-ddtree-operator-nodes")["rules"] == [
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}
     ]
+
+
+def test_builder_jobs_have_an_account_without_rights_or_token(helm: str) -> None:
+    objects = render(helm, "--set", "watchNamespaces={a,b},imagePullSecrets={pull}")
+    for namespace in ("a", "b"):
+        account = one(objects, "ServiceAccount", "ddtree-operator-builder", namespace)
+        assert account["automountServiceAccountToken"] is False
+        assert account["imagePullSecrets"] == [{"name": "pull"}]
+    subjects = [s["name"] for o in objects if "Binding" in o["kind"] for s in o["subjects"]]
+    assert "ddtree-operator-builder" not in subjects
 
 
 def test_pods_of_all_namespaces_are_listed_only_when_asked_for(helm: str) -> None:

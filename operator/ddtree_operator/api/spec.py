@@ -96,7 +96,9 @@ class BuildSpec(Model):
         default=None, pattern=DIGEST_REF, max_length=600, description="repo@sha256:… with Python and torch."
     )
     push: Push | None = Field(default=None, description="The operator's own setting when left out.")
-    builder: Literal["buildkit", "buildah"] = Field(default="buildkit", description="What runs the build.")
+    builder: Literal["buildkit", "buildah"] = Field(
+        default="buildkit", description="What runs the build; buildah is refused for now."
+    )
     timeout: Duration = Field(default="30m", description="Longest time a build may take, such as 30m.")
 
 

@@ -46,7 +46,7 @@ class BuildConfig:
     builder_image: str = ""  # holds buildctl and a shell
     builder_tls_secret: str = ""  # ca.crt, tls.crt, tls.key for mutual TLS with buildkitd
     service_account: str = ""  # of builder Jobs; needs no rights and gets no token
-    image_pull_secrets: tuple[str, ...] = ()
+    cache_repository: str = ""  # host/path in a registry that the builder's cache is kept in, for new builders
     artefacts: str = "/opt/ddtree"  # wheels/*.whl and series/NAME/* shipped in the operator's image
     device: Device = "cuda"
     python: str = "cp311"  # CPython tag of the base image; picks the default SGLang wheel

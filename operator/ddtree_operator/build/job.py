@@ -34,7 +34,7 @@ mkdir -p /tmp/context /tmp/again
 for f in /context/*; do cp -rL "$f" /tmp/context/; done
 {
   buildctl $BUILDER "$@" $CACHE --opt=target=facts --output=type=local,dest=/tmp/facts 2>&1 &&
-    buildctl $BUILDER "$@" --opt=target=engine "--opt=label:$FACTS=$(cat /tmp/facts/facts.json)" \
+    buildctl $BUILDER "$@" $KEEP_CACHE --opt=target=engine "--opt=label:$FACTS=$(cat /tmp/facts/facts.json)" \
       "--opt=label:$PACKAGES=$(cat /tmp/facts/packages.json)" --output="$OUTPUT" --metadata-file=/tmp/metadata.json 2>&1
   echo $? >/tmp/status
 } | tee /tmp/log
@@ -136,7 +136,8 @@ def _job_spec(
     ]
     env = [
         {"name": "BUILDER", "value": " ".join(builder_flags(config))},
-        {"name": "CACHE", "value": "--no-cache" if config.no_cache else ""},
+        {"name": "CACHE", "value": "--no-cache" if config.no_cache else _cache("--import-cache", config)},
+        {"name": "KEEP_CACHE", "value": _cache("--export-cache", config, "mode=max", "ignore-error=true")},
         {"name": "OUTPUT", "value": output(recipe, repository, config)},
         {"name": "FACTS", "value": LABEL_FACTS},
         {"name": "PACKAGES", "value": LABEL_PACKAGES},
@@ -186,8 +187,6 @@ def _job_spec(
     }
     if config.service_account:
         pod["serviceAccountName"] = config.service_account
-    if config.image_pull_secrets:
-        pod["imagePullSecrets"] = [{"name": secret_name} for secret_name in config.image_pull_secrets]
     return {
         "backoffLimit": RETRIES,
         "activeDeadlineSeconds": timeout or config.timeout,
@@ -212,6 +211,18 @@ def builder_flags(config: BuildConfig) -> list[str]:
         if config.builder_server_name:
             flags += ["--tlsservername", config.builder_server_name]
     return flags
+
+
+def _cache(flag: str, config: BuildConfig, *more: str) -> str:
+    """Flag that reads or writes the cache in a registry; "" without one. Steps are few, so one tag holds them all."""
+    if not config.cache_repository:
+        return ""
+    settings = ["type=registry", f"ref={config.cache_repository}:cache", *more]
+    if config.is_insecure(parse_reference(config.cache_repository).registry):
+        settings.append("registry.insecure=true")
+    if flag == "--export-cache":
+        settings += ["image-manifest=true", "oci-mediatypes=true", "compression=zstd", "compression-level=1"]
+    return f"{flag}={','.join(settings)}"
 
 
 def buildctl_args(recipe: Recipe) -> list[str]:

@@ -20,6 +20,7 @@ _BUILD_TEXT = {
     "pushRepository": "push_repository",
     "pushSecret": "push_secret",
     "wheelhouse": "wheelhouse",
+    "cacheRepository": "cache_repository",
     "builderAddress": "builder_address",
     "builderService": "builder_service",
     "builderImage": "builder_image",

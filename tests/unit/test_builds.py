@@ -21,6 +21,8 @@ from unit.test_build_recipe import CONFIG, PLUGINS, SERIES
 pytestmark = [pytest.mark.unit, pytest.mark.asyncio]
 
 Object = dict[str, Any]
+META = {"name": "m", "namespace": "ns", "uid": "u"}
+SERVICE = {"spec": {"clusterIP": "172.30.4.5", "ports": [{"port": 1234}]}}
 IMAGE = "registry.example/team/engine@sha256:" + "1" * 64
 
 
@@ -31,7 +33,11 @@ class Kube:
         self.objects: dict[tuple[str, str], Object] = {}
         self.lists: dict[str, list[Object]] = {}
         self.created: list[Object] = []
+        self.deleted: list[str] = []
         self.forbidden = False
+
+    async def delete(self, kind: Kind, namespace: str, name: str) -> None:
+        self.deleted.append(name)
 
     async def create(self, obj: Object) -> Object:
         self.created.append(obj)
@@ -147,6 +153,33 @@ async def test_a_registry_that_is_down_is_waited_for_and_one_that_denies_is_not(
     assert (fact.state, fact.message) == ("failed", "denied")
 
 
+def done_job(order: Order, revision: Revision) -> Object:
+    mark = f"{revision.hash}/{revision.attempt}"
+    status = {"succeeded": 1, "conditions": [{"type": "Complete", "status": "True"}]}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": order.name, "annotations": {module.ANNOTATION_ATTEMPT: mark}},
+        "status": status,
+    }
+
+
+async def test_what_an_earlier_attempt_built_counts_only_while_the_registry_has_it(builds: Builds, kube: Kube) -> None:
+    order = await ordered(builds)
+    state = {"terminated": {"exitCode": 0, "message": f"digest: sha256:{'1' * 64}"}}
+    kube.lists[POD.plural] = [
+        {"metadata": {"name": "p"}, "status": {"containerStatuses": [{"name": "build", "state": state}]}}
+    ]
+    kube.objects["services", "buildkitd"] = SERVICE
+    kube.objects[JOB.plural, order.name] = done_job(order, Revision("h", 1, {}))
+    assert (await builds.fact(order, "ns", Revision("h", 1, {}))).image == f"{order.repository}@sha256:{'1' * 64}"
+    again = Revision("h", 1, {}, attempt=1)
+    assert (await builds.fact(order, "ns", again)).state == "none"  # the registry has lost it
+    await builds.start(order, {"apiVersion": "v", "kind": "k", "metadata": META}, again)
+    assert kube.deleted == [order.name]
+    assert {o["metadata"]["annotations"][module.ANNOTATION_ATTEMPT] for o in kube.created} == {"h/1"}
+
+
 async def test_needs_are_read_once_and_only_from_our_registry(builds: Builds) -> None:
     Registry.answer = {"ddtree.dev/facts": '{"cuda": "13.0", "arch": ["sm_90"]}'}
     for _ in range(3):
@@ -170,9 +203,6 @@ async def test_a_registry_that_does_not_answer_refuses_nobody_and_is_asked_again
     assert await builds.needs(spec(), "ns", IMAGE) == ImageNeeds((13, 0), ())
 
 
-SERVICE = {"spec": {"clusterIP": "172.30.4.5", "ports": [{"port": 1234}]}}
-
-
 async def test_the_builder_is_where_the_api_server_says(builds: Builds, kube: Kube) -> None:
     order = await ordered(builds)
     revision = Revision("h", 1, {})
@@ -183,8 +213,7 @@ async def test_the_builder_is_where_the_api_server_says(builds: Builds, kube: Ku
     assert "build/buildkitd has no address" in (await builds.fact(order, "ns", revision)).message
     kube.objects["services", "buildkitd"] = SERVICE
     assert (await builds.fact(order, "ns", revision)).state == "none"
-    meta = {"name": "m", "namespace": "ns", "uid": "u"}
-    await builds.start(order, {"apiVersion": "v", "kind": "k", "metadata": meta}, revision)
+    await builds.start(order, {"apiVersion": "v", "kind": "k", "metadata": META}, revision)
     job = next(o for o in kube.created if o["kind"] == "Job")
     env = {e["name"]: e["value"] for e in job["spec"]["template"]["spec"]["containers"][0]["env"]}
     assert env["BUILDER"] == "--addr tcp://172.30.4.5:1234"

@@ -36,7 +36,8 @@ def _do(r: Round, request: ActionRequest, wanted: Revision, serving: Revision | 
     if verb is Verb.RETRY:
         if not wanted.blocked:
             return f"retry refused: revision {wanted.number} is not blocked"
-        r.save(wanted, result="", reason="", by=who, attempt=wanted.attempt + 1, progress=None, fallback="", summary={})
+        wanted = r.save(wanted, result="", reason="", by=who, attempt=wanted.attempt + 1, progress=None, fallback="")
+        r.save(wanted, summary={}, image="")  # the image may have been lost: it is looked for anew
         return f"retry of revision {wanted.number} by {who}{why}"
     if verb is Verb.UNDO:
         return _undo(r, request, wanted, serving, who, why)

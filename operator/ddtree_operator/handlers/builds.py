@@ -52,13 +52,12 @@ class Order:
 
 
 class Builds:
-    """Reads and starts builds. Images once found stay known: a digest never changes."""
+    """Reads and starts builds."""
 
     def __init__(self, kube: Kube, config: BuildConfig) -> None:
         self._kube = kube
         self._config = config
         self._plugins = load_plugins(config.artefacts)
-        self._found: dict[str, str] = {}  # tagged reference -> repo@sha256:…
         self._needs: dict[str, ImageNeeds | None] = {}  # repo@sha256:… -> what it asks of GPUs
         self._attested: set[str] = set()  # repo@sha256:…
         self._silent: dict[str, float] = {}  # repo@sha256:… -> when its registry gave no answer
@@ -108,9 +107,6 @@ class Builds:
 
     async def fact(self, order: Order, namespace: str, revision: Revision) -> BuildFact:
         """Where the build stands: in the registry, in a Job, or nowhere."""
-        known = self._found.get(order.tag)
-        if known:
-            return BuildFact("done", image=known)
         job = await self._kube.get(JOB, namespace, order.name)
         digest: str | None = None
         if job is not None and not job["metadata"].get("deletionTimestamp"):
@@ -128,8 +124,9 @@ class Builds:
                 if _attempt(job) == _mark(revision):
                     return BuildFact("failed", message=result.sentence, log=await self._log(pods), job=order.name)
                 return BuildFact("none")  # of an earlier attempt: start anew
-            digest = result.digest
-        if digest is None:
+            if _attempt(job) == _mark(revision):
+                digest = result.digest
+        if digest is None:  # what an earlier attempt has built may be gone by now: only the registry knows
             try:
                 digest = await self._resolve(order, namespace)
             except RegistryError as error:
@@ -143,8 +140,7 @@ class Builds:
             if isinstance(builder, str):
                 return BuildFact("running", message=builder, obstacle="BuilderMissing")
             return BuildFact("none")
-        self._found[order.tag] = f"{order.repository}@{digest}"
-        return BuildFact("done", image=self._found[order.tag])
+        return BuildFact("done", image=f"{order.repository}@{digest}")
 
     async def _builder(self) -> BuildConfig | str:
         """The settings with the builder's address in them; or what is missing, in one sentence."""
@@ -230,7 +226,7 @@ class Builds:
         return RegistryClient(insecure=self._config.insecure_registries, credentials=credentials)
 
     async def start(self, order: Order, resource: Object, revision: Revision) -> None:
-        """Create the Job, or replace one that failed in an earlier attempt."""
+        """Create the Job, or replace one of an earlier attempt, which failed or whose image the registry has lost."""
         meta = resource["metadata"]
         config = await self._builder()
         if isinstance(config, str):
@@ -248,7 +244,7 @@ class Builds:
             labels={LABEL_DEPLOYMENT: meta["name"], LABEL_REVISION: revision.hash},
         )
         old = await self._kube.get(JOB, meta["namespace"], order.name)
-        if old is not None and _attempt(old) != _mark(revision) and job_result(old, []).state == "failed":
+        if old is not None and _attempt(old) != _mark(revision) and job_result(old, []).state != "running":
             await self._kube.delete(JOB, meta["namespace"], order.name)
         for obj in objects:
             obj["metadata"] = {**obj["metadata"], "annotations": {ANNOTATION_ATTEMPT: _mark(revision)}}

@@ -17,7 +17,7 @@ from ddtree_operator.build.attest import (
     referrers,
     statements,
 )
-from ddtree_operator.build.context import LABEL_PACKAGES, labels
+from ddtree_operator.build.context import LABEL_PACKAGES, LABEL_RECIPE_JSON, labels
 from unit.test_build_recipe import KERNEL, PLUGINS, recipe
 
 pytestmark = pytest.mark.unit
@@ -63,7 +63,13 @@ def test_the_same_image_gives_the_same_bytes() -> None:
 
 
 def test_an_image_without_a_recipe_gets_no_statement() -> None:
-    assert statements(SUBJECT, {}) == []
+    for none_of_ours in (
+        {},
+        {LABEL_RECIPE_JSON: "{}"},
+        {**LABELS, LABEL_RECIPE_JSON: "[1]"},
+        {**LABELS, LABEL_PACKAGES: "1"},
+    ):
+        assert statements(SUBJECT, none_of_ours) == []
     assert [s["predicateType"] for s in statements(SUBJECT, labels(recipe()))] == [PROVENANCE]
 
 

@@ -41,13 +41,12 @@ class Subject:
 def statements(subject: Subject, labels: Mapping[str, str]) -> list[Json]:
     """Provenance, and the bill of materials where the labels list packages; [] for an image without a recipe."""
     try:
-        recipe = json.loads(labels[LABEL_RECIPE_JSON])
+        out = [_statement(subject, PROVENANCE, provenance(json.loads(labels[LABEL_RECIPE_JSON])))]
         packages = json.loads(labels.get(LABEL_PACKAGES) or "null")
-    except (KeyError, ValueError):
-        return []
-    out = [_statement(subject, PROVENANCE, provenance(recipe))]
-    if isinstance(packages, dict):
-        out.append(_statement(subject, SBOM, sbom(subject, packages)))
+        if packages is not None:
+            out.append(_statement(subject, SBOM, sbom(subject, packages)))
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return []  # labels that are none of ours
     return out
 
 

@@ -150,7 +150,7 @@ def _placed(r: Round, revision: Revision, stable: Revision | None) -> bool:
         r.report.placed = ("False", "NoNodeFits" if place.room is None else "GPUsMissing", clip(why))
         _late(r, r.revisions[revision.hash], why)
         return False
-    r.report.placed = ("True", "Placed", clip(place.message)) if place.fits else ("False", "Swapping", _placement(r))
+    r.report.placed = ("True", "Placed", clip(place.message)) if place.fits else ("True", "Swapping", _placement(r))
     current = r.revisions[revision.hash]
     if place.pins != current.pins:
         _moved(r, current, pins=place.pins)

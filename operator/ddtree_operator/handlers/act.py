@@ -68,7 +68,7 @@ class Actor:
                     record = memory.object_name(name, revision.hash)
                     await self._kube.patch(REVISION, namespace, record, memory.state_patch(revision))
             case PruneRevision(revision):
-                if view.spec is not None and revision.result == "promoted":
+                if view.spec is not None:
                     await self._keeping.release(view.spec, view.resource, revision)
                 await self._kube.delete(REVISION, namespace, memory.object_name(name, revision.hash))
                 steps = range(len(view.spec.canary.steps) if view.spec else 0)

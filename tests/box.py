@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,14 @@ from typing import Any
 from imagetool.registry import Registry
 
 _INSIDE = r"""
-root=$1; user=$2; shift 2
+root=$1; shift
 ip link set lo up
 mount --bind "$root" "$root" && mount -o remount,ro,bind "$root"
 mount -t tmpfs tmpfs "$root/tmp" && chmod 1777 "$root/tmp"
 mount -t proc proc "$root/proc" && mount --rbind /sys "$root/sys"
 mount -t tmpfs tmpfs "$root/dev" && mkdir -m 1777 "$root/dev/shm"
 for d in null zero random urandom; do touch "$root/dev/$d" && mount --bind "/dev/$d" "$root/dev/$d"; done
-exec chroot --userspec="$user" "$root" "$@"
+exec /usr/bin/env -i "$@"
 """
 
 
@@ -39,7 +40,8 @@ def run(root: Path, config: dict[str, Any], *command: str, seconds: float = 120)
     """Runs `command`, or the image's own, with the image's environment in namespaces of its own (loopback only)."""
     settings = config["config"]
     wanted = list(command) or [*settings.get("Entrypoint", []), *settings.get("Cmd", [])]
-    inside = ["/usr/bin/env", "-i", *settings["Env"], *wanted]
+    chroot = [shutil.which("chroot") or "chroot", f"--userspec={settings.get('User') or '0:0'}", str(root)]
+    inside = [*settings["Env"], *chroot, *wanted]  # the image may have no command of its own for any of this
     isolate = ["unshare", "--mount", "--net", "--pid", "--fork", "--propagation", "private", "--kill-child"]
-    argv = [*isolate, "sh", "-euc", _INSIDE, "sh", str(root), settings.get("User") or "0:0", *inside]
+    argv = [*isolate, "sh", "-euc", _INSIDE, "sh", str(root), *inside]
     return subprocess.run(argv, capture_output=True, text=True, timeout=seconds)

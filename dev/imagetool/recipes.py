@@ -50,6 +50,8 @@ _ROOTFS_LEFT_OUT = (
     "etc/hostname", "etc/resolv.conf", "etc/machine-id", "dev/*",
 )  # fmt: skip
 
+_PYTHON = "ca-certificates,python3,python3-venv"
+
 
 class Recipes:
     """The recipes of the checkout at `root`, with caches in `cache`."""
@@ -57,12 +59,13 @@ class Recipes:
     def __init__(self, root: Path, cache: Path, say: Callable[[str], None]) -> None:
         self.root, self.cache, self.say = root, cache, say
         base = "base-python"
+        self._roots: dict[str, list[Entry]] = {}
         self.all = {
             recipe.name: recipe
             for recipe in (
                 Recipe(base, "images/base-python/Dockerfile", None, self._base_python),
                 Recipe("buildkit", "images/buildkit/Dockerfile", None, self._buildkit),
-                Recipe("operator", "images/operator/Dockerfile", base, self._operator),
+                Recipe("operator", "images/operator/Dockerfile", None, self._operator),
                 Recipe("simengine", "images/simengine/Dockerfile", base, self._simengine),
                 Recipe("engine-cpu-base", "images/engine-cpu/Dockerfile", base, self._engine_cpu_base),
             )
@@ -96,19 +99,45 @@ class Recipes:
 
     # root file systems
 
-    def _rootfs(self, packages: str) -> LayerRecipe:
-        def entries() -> list[Entry]:
+    def _bootstrapped(self, packages: str) -> list[Entry]:
+        """A root file system; two images that stand on the same one have it made once."""
+        if packages not in self._roots:
             with tempfile.NamedTemporaryFile(dir=self.cache, suffix=".tar") as file:
                 need("mmdebstrap", "mmdebstrap", self.say)
                 bootstrap(packages, Path(file.name))
                 with Path(file.name).open("rb") as stream:
-                    return from_tar(stream, lambda path: not any(fnmatch(path, p) for p in _ROOTFS_LEFT_OUT))
+                    self._roots[packages] = from_tar(stream, lambda path: True)
+        return self._roots[packages]
+
+    def _rootfs(self, packages: str) -> LayerRecipe:
+        def entries() -> list[Entry]:
+            found = self._bootstrapped(packages)
+            return [entry for entry in found if not any(fnmatch(entry.path, p) for p in _ROOTFS_LEFT_OUT)]
 
         key = f"{FORMAT}-bookworm-{packages}-{_ROOTFS_LEFT_OUT!r}"
         return LayerRecipe(f"Debian 12 with {packages}", key, entries, "half a minute or more, once")
 
     def _base_python(self) -> list[LayerRecipe]:
-        return [self._rootfs("ca-certificates,python3,python3-venv")]
+        return [self._rootfs(_PYTHON)]
+
+    def _runtime(self) -> LayerRecipe:
+        """Python of the same root file system, and nothing but what it needs."""
+
+        def entries() -> list[Entry]:
+            sys.path.insert(0, str(self.root / "images/operator"))
+            import python_only
+
+            found = self._bootstrapped(_PYTHON)
+            texts = {entry.path: entry.content for entry in found if isinstance(entry.content, bytes)}
+            lists = {name: text.decode() for path, text in texts.items() if (name := python_only.package_of(path))}
+            kept = python_only.keeper(lists)
+            files = [entry for entry in found if kept(entry.path)]
+            status = python_only.status_of(texts[python_only.STATUS].decode())
+            folders = [folder("tmp", 0o1777), *(folder(name) for name in ("proc", "sys", "dev", "run"))]
+            return [*files, Entry(python_only.STATUS, content=status.encode()), *folders]
+
+        key = f"{self._key('images/operator/python_only.py')}-bookworm-{_PYTHON}"
+        return LayerRecipe("Python of Debian 12, without a shell", key, entries, "half a minute or more, once")
 
     def _buildkit(self) -> list[LayerRecipe]:
         def programs() -> list[Entry]:
@@ -148,6 +177,7 @@ class Recipes:
             yield from tree(self.root / "patches/sglang-0.5.23", "opt/ddtree/series/sglang-0.5.23")
 
         return [
+            self._runtime(),
             LayerRecipe(
                 "the operator's dependencies",
                 self._key("images/operator/requirements.lock"),

@@ -12,4 +12,4 @@ test-images: ## the small images, built twice and run (about 3 minutes)
 
 lint: typecheck-images
 typecheck-images:
-	py=$(OPS); cd dev && MYPYPATH=.:../images/engine-cpu $$py/bin/mypy --strict --config-file= imagetool engine_env.py ../images/engine-cpu/trim.py
+	py=$(OPS); cd dev && MYPYPATH=.:../images/engine-cpu:../images/operator $$py/bin/mypy --strict --config-file= imagetool engine_env.py ../images/engine-cpu/trim.py ../images/operator/python_only.py

@@ -160,7 +160,7 @@ def prompts(text: str) -> Object:
 
 def client(image: str, prompt_texts: list[str], target: str) -> list[Object]:
     """The client's pod and its script."""
-    env = {"TARGET": target, "PROMPTS": json.dumps(prompt_texts), "EVERY": "1.0", "TOKENS": "4"}
+    env = {"TARGET": target, "PROMPTS": json.dumps(prompt_texts), "EVERY": "1.0", "TOKENS": "2"}
     return [
         {
             "apiVersion": "v1",

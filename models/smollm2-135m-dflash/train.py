@@ -4,8 +4,8 @@ usage: train.py TARGET_FOLDER PROMPTS.json OUT_FOLDER [--seconds 880] [--tokens 
 
 1. The target continues every prompt, three quarters greedily, one quarter at temperature 0.8 (kept in
 OUT_FOLDER/text.pt). 2. The drafter of config.json is trained by cross-entropy: 10 random anchors a sequence, weight
-0.86^j for position j, AdamW with a cosine from 1.2e-3, for a given time. Checkpoints every minute; a second start
-goes on from the last. 3. OUT_FOLDER gets a drafter that SGLang loads; ``pack.py pack`` makes the small file of it.
+0.86^j for position j, AdamW with a cosine from 1.2e-3, for a given time. Checkpoints every minute and at the end; a
+second start goes on from the last. 3. OUT_FOLDER gets a drafter that SGLang loads; ``pack.py pack`` makes the small file of it.
 """
 
 from __future__ import annotations
@@ -96,6 +96,12 @@ def main() -> None:
         optimiser.load_state_dict(saved["optimiser"])
         state = saved["state"]
     weight = DECAY ** torch.arange(shape.block - 1, device=device).float()
+
+    def save(elapsed: float, loss: torch.Tensor) -> None:
+        state.update(elapsed=elapsed, last=[state["step"], round(loss.item(), 3)])
+        torch.save({"drafter": drafter.state_dict(), "optimiser": optimiser.state_dict(), "state": state}, checkpoint)
+
+    loss: torch.Tensor | None = None
     begin, saved_at = time.monotonic() - state["elapsed"], state["elapsed"]
     while (elapsed := time.monotonic() - begin) < a.seconds:
         for group in optimiser.param_groups:
@@ -123,10 +129,10 @@ def main() -> None:
             state["history"].append([state["step"], round(loss.item(), 3), round(right, 3)])
             print(f"step {state['step']} loss {loss.item():.3f} right {right:.3f} after {elapsed:.0f} s", flush=True)
         if elapsed - saved_at > 60:
-            state["elapsed"] = saved_at = elapsed
-            torch.save(
-                {"drafter": drafter.state_dict(), "optimiser": optimiser.state_dict(), "state": state}, checkpoint
-            )
+            saved_at = elapsed
+            save(elapsed, loss)
+    if loss is not None:
+        save(elapsed, loss)
     write_drafter(a.out / "drafter", shape, drafter.export())
     (a.out / "train.json").write_text(json.dumps(state, indent=1))
 

@@ -5,7 +5,8 @@ usage: train.py TARGET_FOLDER PROMPTS.json OUT_FOLDER [--seconds 880] [--tokens 
 1. The target continues every prompt, three quarters greedily, one quarter at temperature 0.8 (kept in
 OUT_FOLDER/text.pt). 2. The drafter of config.json is trained by cross-entropy: 10 random anchors a sequence, weight
 0.86^j for position j, AdamW with a cosine from 1.2e-3, for a given time. Checkpoints every minute and at the end; a
-second start goes on from the last. 3. OUT_FOLDER gets a drafter that SGLang loads; ``pack.py pack`` makes the small file of it.
+second start goes on from the last. 3. OUT_FOLDER gets a drafter that SGLang loads; ``pack.py pack`` makes
+the small file of it.
 """
 
 from __future__ import annotations

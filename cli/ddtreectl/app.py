@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ddtreectl.verbs import act, explain, get, history, image, lint, logs, nodes, status, version
+from ddtreectl.verbs import act, explain, get, history, image, lint, logs, nodes, plan, status, version
 
 
 def build() -> typer.Typer:
@@ -34,7 +34,7 @@ def build() -> typer.Typer:
     build.callback()(_builds)
     build.command()(logs.logs)
     app.add_typer(build, name="build")
-    for command in (explain.explain, nodes.nodes, lint.lint, version.version):
+    for command in (plan.plan, explain.explain, nodes.nodes, lint.lint, version.version):
         app.command()(command)
     return app
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddtree_operator.api.names import LABEL_REVISION
+
+if TYPE_CHECKING:
+    from ddtree_operator.analysis.pace import Pace
 
 FILE = "pairs.jsonl.gz"  # key of the ConfigMap that holds a record
 
@@ -84,6 +87,14 @@ def altered(replays: list[Replay], digest: str) -> str:
     if not digest or not replays or any(r.digest == digest for r in replays):
         return ""
     return f"no kept record has the digest of the verdict that decided ({digest}): the record was altered, or is gone"
+
+
+def pace_of(data: bytes) -> Pace | None:
+    """Seconds and spread of a record's pairs; None with too few. Raises ValueError for a damaged record."""
+    from ddtree_operator.analysis import record
+    from ddtree_operator.analysis.pace import pace
+
+    return pace(record.load(data).pairs)
 
 
 def pictures(data: bytes, metrics: list[str], svg: bool) -> str:

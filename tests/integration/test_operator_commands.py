@@ -8,12 +8,14 @@ import pytest
 
 from ddtree_operator.api.names import LABEL_REVISION
 from integration.ddt_api import Done
-from integration.operator_cluster import Installed, Object
+from integration.operator_cluster import NOWHERE, Installed, Object
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 NS, NAME = "op-commands", "m"
-FEW = {"analysis": {"minPairs": 2, "maxPairs": 2}}  # no verdict can come of two pairs
+# A check that nobody answers: no verdict can come of that, however good the pairs are.
+UNREAD = {"name": "nobody", "address": f"http://{NOWHERE}", "query": "vector(1)", "min": 1, "errorLimit": 1000}
+FEW = {"analysis": {"maxPairs": 12, "prometheus": [UNREAD]}}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,8 +49,8 @@ def test_too_few_samples_never_pass_and_a_person_may(operator: Installed) -> Non
     status = operator.reaches(NS, NAME, "Paused", "Stable", "RolledBack")
     assert status["phase"] == "Paused", status["message"]
     assert status["analysis"]["outcome"] == "notYet"
-    assert status["analysis"]["pairs"] == 2
-    assert "all pairs are used up" in status["message"]
+    assert status["analysis"]["pairs"] == 12
+    assert "all 12 pairs (maxPairs) are used up" in status["message"]
     assert operator.events(NS, NAME, "Paused")
     shown = rollout(operator, "status")
     assert shown.returncode == 3

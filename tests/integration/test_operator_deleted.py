@@ -64,7 +64,7 @@ def test_everything_owned_goes_and_nothing_else(operator: Installed) -> None:
     operator.reaches(NS, "other", "Stable")
     operator.reaches(NS, "m", "Stable")
     operator.until(lambda: settled(operator, "m") and settled(operator, "other"), "only the stable sets are left")
-    slow = {"analysis": {"maxPairs": 100000, "minPairs": 50000}}
+    slow = {"analysis": {"maxPairs": 100000, "minPairs": 50000, "deadline": "100h"}}
     operator.apply(NS, "m", operator.spec("DDTREE", canary=slow))
     operator.until(lambda: operator.status(NS, "m").get("analysis", {}).get("pairs", 0) > 2, "an analysis is under way")
     mine = {key for key in everything(operator) if key.split("/")[1].startswith("m-") or key.endswith("/m")}

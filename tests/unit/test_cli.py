@@ -362,6 +362,75 @@ def test_explain_says_when_there_is_no_record(run: Run) -> None:
     assert "no record of its analysis is kept" in run("explain qwen3-8b")[2]
 
 
+PLANNED = """
+apiVersion: ddtree.dev/v1alpha1
+kind: DDTreeDeployment
+metadata: {name: qwen3-8b}
+spec:
+  model: {path: a/b}
+  drafter: {path: a/c}
+  canary: {analysis: {maxTokens: 40, deadline: %s}}
+"""
+
+
+def test_plan_of_a_file_without_a_cluster(run: Run, tmp_path: Path) -> None:
+    path, kept = tmp_path / "new.yaml", tmp_path / "record.gz"
+    path.write_text(PLANNED % "30m")
+    kept.write_bytes(recorded())
+    fake = FakeCluster()
+    code, out, _ = run(f"plan -f {path}", fake)
+    assert code == 0
+    assert "time of a pair: not known" in out
+    assert "allowed: 2000 pairs" in out
+    assert "0.20 assumed" in out
+    code, out, _ = run(f"plan -f {path} --record {kept} -o json", fake)
+    planned = json.loads(out)
+    assert (code, planned["problem"], planned["fewestPairs"]) == (0, "", 10)
+    assert planned["secondsPerPair"] == pytest.approx(2.06, abs=0.01)
+    assert planned["measured"] == f"measured over 30 pairs of {kept}"
+    first = planned["forecasts"][0]
+    assert first["spreadMeasured"]
+    assert first["seconds"] == pytest.approx(first["pairs"] * planned["secondsPerPair"], rel=1e-2)
+    path.write_text(PLANNED % "15s")
+    code, out, _ = run(f"plan -f {path} --record {kept}", fake)
+    assert code == 1
+    assert "refused: spec.canary.analysis.deadline: 15s is too short, the clearest case takes 10 pairs, 21 s" in out
+
+
+def test_plan_of_a_resource_takes_the_pace_of_what_serves(run: Run) -> None:
+    fake = with_record(recorded())
+    fake.objects["qwen3-8b"]["spec"]["drafter"] = {"path": "a/c"}
+    for config_map in fake.record_maps[:1]:
+        config_map["metadata"]["name"] = "qwen3-8b-3f2a1b9c0d-a0-s1"
+        config_map["metadata"]["labels"] = {"ddtree.dev/revision": "3f2a1b9c0d"}
+    code, out, _ = run("plan qwen3-8b", fake)
+    assert code == 0
+    assert "time of a pair: 3.3 s, 1 at a time; measured over 30 pairs of revision 1" in out  # 64 tokens instead of 40
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("plan", "give either the NAME of a DDTreeDeployment or --file FILE"),
+        ("plan -f /nowhere.yaml", "cannot read /nowhere.yaml"),
+        ("plan qwen3-8b", "DDTREE needs a drafter"),
+        ("plan nobody", 'no DDTreeDeployment "nobody"'),
+    ],
+)
+def test_plan_says_what_is_wrong(run: Run, line: str, words: str) -> None:
+    code, _, err = run(line)
+    assert code in {1, 4}
+    assert words in err
+
+
+def test_lint_refuses_what_can_never_be_decided(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "few.yaml"
+    path.write_text(PLANNED.replace("maxTokens: 40", "minPairs: 2, maxPairs: 2") % "30m")
+    code, out, _ = run(f"lint -f {path}")
+    assert code == 1
+    assert "maxPairs: 2 pairs decide nothing, the clearest case takes 9" in out
+
+
 def test_version(run: Run) -> None:
     assert run("version --client") == (0, "ddtreectl 0.1.0 (ddtree.dev/v1alpha1)\n", "")
     assert "Kubernetes v1.36.3" in run("version")[1]
@@ -395,7 +464,7 @@ def test_it_is_a_kubectl_plugin_by_its_name(
 
 
 def test_every_command_tells_its_options(run: Run) -> None:
-    for line in ("get", "rollout status", "rollout undo", "explain", "nodes", "lint", "version"):
+    for line in ("get", "plan", "rollout status", "rollout undo", "explain", "nodes", "lint", "version"):
         code, out, _ = run(f"{line} --help")
         assert code == 0
         assert "--help" in out

@@ -80,6 +80,7 @@ class World:
     leaving: list[Pod] = field(default_factory=list)  # engines of Deployments that are gone
     fewest: int | None = None  # fewest ready engines that traffic could reach since it was last set to None
     problems: tuple[Problem, ...] = ()
+    outlook: str = ""
     now: float = 1_000_000.0
     generation: int = 1
     revisions: dict[str, Revision] = field(default_factory=dict)
@@ -218,6 +219,7 @@ class World:
             attested=newest is None or newest.image in ("", *self.attested),
             analysis=analysis,
             problems=self.problems,
+            outlook=self.outlook,
             request=self.request,
             alerts=tuple(a for a in self.alerts if a.revision in self.revisions),
         )

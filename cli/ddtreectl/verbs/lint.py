@@ -17,20 +17,23 @@ def lint(
     ],
 ) -> int:
     """Check resources against the same rules as the operator, offline. Other kinds in the files are passed over."""
+    from ddtree_operator.analysis.power import outlook
     from ddtree_operator.api.names import KIND
     from ddtree_operator.api.refusals import InvalidResourceError, check_resource
 
     bad = checked = 0
     for file in files:
-        for number, document in enumerate(_documents(file), start=1):
-            if not _ours(document):
+        for number, document in enumerate(documents(file), start=1):
+            if not ours(document):
                 continue
             checked += 1
             metadata = document.get("metadata") or {}
             name = metadata.get("name") if isinstance(metadata, dict) else None
             where = f"{file}: {KIND} {name or f'(document {number})'}"
             try:
-                check_resource(document)
+                problem = outlook(check_resource(document).canary.analysis).problem
+                if problem:
+                    raise InvalidResourceError([problem])
             except InvalidResourceError as exc:
                 bad += 1
                 for sentence in exc.sentences:
@@ -42,7 +45,8 @@ def lint(
     return Exit.ERROR if bad else Exit.DONE
 
 
-def _ours(document: Any) -> bool:
+def ours(document: Any) -> bool:
+    """Whether a document is, or means to be, a DDTreeDeployment."""
     from ddtree_operator.api.names import GROUP, KIND
 
     if not isinstance(document, dict):
@@ -50,7 +54,7 @@ def _ours(document: Any) -> bool:
     return document.get("kind") == KIND or str(document.get("apiVersion", "")).startswith(f"{GROUP}/")
 
 
-def _documents(file: str) -> list[Any]:
+def documents(file: str) -> list[Any]:
     """Documents of a file, those in Lists too. Raises CliError."""
     import yaml
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ddtree_operator.analysis.pace import Pace
 from ddtree_operator.analysis.policy import ACCEPT_LENGTH, Gate, Policy
+from ddtree_operator.analysis.prometheus import IN_A_ROW
 from ddtree_operator.analysis.sequential import FRACTIONS, SHARES, Array, lower_bound
+from ddtree_operator.api.durations import seconds as duration
+from ddtree_operator.api.spec import AnalysisSpec
 
 # Spread (standard deviation) of a pair's log-ratio, where nothing better is known. Accept length: chain against tree on
 # SmolLM2 and on the tiny pair 0.1 to 0.3. Throughput: a GPU of its own; a shared machine is far noisier.
 TYPICAL_SPREAD = {ACCEPT_LENGTH: 0.2}
 TYPICAL_THROUGHPUT_SPREAD = 0.15
+
+LIMIT = 5000  # pairs; what takes longer is not told more exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,7 @@ def first_crossing(x: Array, alpha: float) -> Array:
 
 
 def pairs_needed(
-    policy: Policy, gate: Gate, change: float, spread: float, *, runs: int = 200, limit: int = 5000, seed: int = 0
+    policy: Policy, gate: Gate, change: float, spread: float, *, runs: int = 200, limit: int = LIMIT, seed: int = 0
 ) -> Need:
     """Pairs until the gate passes, or fails when ``change`` (relative) lies below its threshold.
 
@@ -76,39 +82,121 @@ def fewest_pairs(policy: Policy) -> int:
     return max(n, policy.min_pairs)
 
 
-def spread(log_ratios: Sequence[float]) -> float:
-    """Standard deviation of log-ratios seen so far, for a forecast; NaN below two."""
-    return float(np.std(np.asarray(log_ratios), ddof=1)) if len(log_ratios) > 1 else math.nan
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """How many pairs one gate needs when canary / baseline - 1 is really ``change``."""
+
+    metric: str
+    threshold: float
+    change: float
+    passes: bool  # whether it then passes or fails
+    spread: float
+    measured: bool  # the spread is from pairs of the past; else it is the usual one
+    need: Need
 
 
-def statement(policy: Policy, seconds_per_pair: float, concurrency: int = 1) -> str:
-    """What this policy can tell, in one sentence for a condition: pairs and time for "no change" at each gate."""
-    parts = []
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What an analysis can tell, said before it runs."""
+
+    fewest: int  # pairs below which nothing passes
+    allowed: int  # pairs that maxPairs and, where the time of a pair is known, the deadline leave
+    seconds: float | None  # of a pair; None while none was timed
+    concurrency: int
+    source: str  # where seconds and spreads come from, in a few words; "" when nothing was measured
+    forecasts: tuple[Forecast, ...]
+    problem: str  # why no decision is possible at all, in one sentence; "" when one is
+
+    def time(self, pairs: int) -> float | None:
+        """About how many seconds so many pairs take; None when it is not known."""
+        return None if self.seconds is None else math.ceil(pairs / self.concurrency) * self.seconds
+
+
+def outlook(
+    spec: AnalysisSpec, pace: Pace | None = None, source: str = "", changes: Sequence[float] = (0.0,)
+) -> Outlook:
+    """What the analysis of ``spec`` can tell, for each gate and true change; ``pace`` is what pairs of the past say.
+
+    Raises ValueError with one sentence when the spec's numbers make no sense.
+    """
+    policy = Policy.from_spec(spec)
+    seconds = pace.seconds_at(spec.max_tokens) if pace else None
+    fewest = fewest_pairs(policy)
+    deadline = duration(spec.deadline)
+    allowed = spec.max_pairs
+    if seconds is not None:
+        allowed = min(allowed, math.floor(deadline / seconds) * spec.concurrency)
+    forecasts = []
     for gate in policy.gates:
-        need = pairs_needed(policy, gate, 0.0, TYPICAL_SPREAD.get(gate.metric, TYPICAL_THROUGHPUT_SPREAD))
-        verb = "telling no change from" if gate.threshold < 0 else "refuting a gain of"
-        size = f"a loss of {-gate.threshold:.1%}" if gate.threshold < 0 else f"{gate.threshold:.1%}"
-        if need.median is None:
-            parts.append(f"{gate.metric}: {verb} {size} takes more than 5000 pairs")
-            continue
-        time = _duration(need.median * seconds_per_pair / max(1, concurrency))
-        parts.append(f"{gate.metric}: {verb} {size} takes about {need.median} pairs, {time}")
-    return f"clear cases take {fewest_pairs(policy)} pairs; " + "; ".join(parts)
+        seen = pace.spread.get(gate.metric) if pace else None
+        spread = seen if seen is not None else TYPICAL_SPREAD.get(gate.metric, TYPICAL_THROUGHPUT_SPREAD)
+        for change in changes:
+            passes = math.log1p(change) >= gate.log_threshold
+            need = pairs_needed(policy, gate, change, spread)
+            forecasts.append(Forecast(gate.metric, gate.threshold, change, passes, spread, seen is not None, need))
+    found = Outlook(fewest, allowed, seconds, spec.concurrency, source if pace else "", tuple(forecasts), "")
+    return replace(found, problem=_problem(spec, found, deadline))
 
 
-def deadline_problem(policy: Policy, deadline: float, seconds_per_pair: float, concurrency: int = 1) -> str | None:
-    """Why no decision is possible within ``deadline`` seconds; None when one is."""
-    need = fewest_pairs(policy)
-    least = need * seconds_per_pair / max(1, concurrency)
-    if least <= deadline:
-        return None
-    return (
-        f"deadline {_duration(deadline)} is too short: the clearest case needs {need} pairs, "
-        f"{_duration(least)} at {seconds_per_pair:.3g} s a pair and {concurrency} at a time"
-    )
+def statement(found: Outlook) -> str:
+    """The outlook in words, for a condition. The first forecast of each metric is told."""
+    told: dict[str, Forecast] = {}
+    for f in found.forecasts:
+        told.setdefault(f.metric, f)
+    parts = [f"{_goal(f)} takes {_pairs(found, f.need.median)}" for f in told.values()]
+    parts.append(f"a clear case takes {_pairs(found, found.fewest).removeprefix('about ')}")
+    spreads = " and ".join(f"{f.spread:.2f}" for f in told.values())
+    if found.seconds is None:
+        parts.append(f"how long is not known before pairs were timed; spread {spreads} is assumed")
+    else:
+        parts.append(f"{found.source}: {found.seconds:.2g} s a pair, spread {spreads}")
+    short = [f.metric for f in told.values() if f.need.median is None or f.need.median > found.allowed]
+    if short:
+        limit = "maxPairs" if found.seconds is None else "maxPairs and deadline"
+        parts.append(
+            f"{limit} allow {found.allowed} pairs, so {' and '.join(short)} may stay undecided without a change"
+        )
+    return "; ".join(parts)
 
 
-def _duration(seconds: float) -> str:
+def _goal(f: Forecast) -> str:
+    if f.threshold < 0:
+        return f"telling no change from a loss of {-f.threshold:.1%} in {f.metric}"
+    return f"{'showing' if f.passes else 'refuting'} a gain of {f.threshold:.1%} in {f.metric}"
+
+
+def _pairs(found: Outlook, pairs: int | None) -> str:
+    if pairs is None:
+        return f"more than {LIMIT} pairs"
+    time = found.time(pairs)
+    return f"about {pairs} pairs" + (f" ({words(time)})" if time is not None else "")
+
+
+def _problem(spec: AnalysisSpec, found: Outlook, deadline: float) -> str:
+    if found.fewest > spec.max_pairs:
+        return (
+            f"spec.canary.analysis.maxPairs: {spec.max_pairs} pairs decide nothing, the clearest case takes "
+            f"{found.fewest} at errorBudget.falsePromote {spec.error_budget.false_promote}; raise one of them"
+        )
+    least = found.time(found.fewest)
+    if least is not None and least > deadline:
+        return (
+            f"spec.canary.analysis.deadline: {spec.deadline} is too short, the clearest case takes {found.fewest} "
+            f"pairs, {words(least)} at {found.seconds:.2g} s a pair and {found.concurrency} at a time "
+            f"({found.source}); raise it, or lower maxTokens"
+        )
+    for check in spec.prometheus:
+        row = (IN_A_ROW - 1) * duration(check.interval)
+        if row > deadline:
+            return (
+                f"spec.canary.analysis.deadline: {spec.deadline} is too short, prometheus check {check.name} takes "
+                f"{words(row)} for {IN_A_ROW} readings; raise it, or lower the check's interval"
+            )
+    return ""
+
+
+def words(seconds: float) -> str:
+    """A duration for people."""
     if seconds < 90:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.0f} s" if seconds >= 1 else "under 1 s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -171,6 +171,7 @@ class Observed:
     attested: bool = True  # False: the image on its way was built, and says nothing about itself yet
     analysis: AnalysisFact | None = None
     problems: tuple[Problem, ...] = ()
+    outlook: str = ""  # what the analysis to come can tell: pairs and time, in words
     request: ActionRequest | None = None
     alerts: tuple[AlertFact, ...] = ()
 

@@ -119,7 +119,9 @@ def status(
     ready = len(engines.ready) if engines else 0
     problems = [(p.reason, p.message) for p in r.seen.problems] if wanted.result == "" else []
     valid = (
-        condition("Valid", "False", problems[0][0], problems[0][1]) if problems else condition("Valid", "True", "Valid")
+        condition("Valid", "False", problems[0][0], problems[0][1])
+        if problems
+        else condition("Valid", "True", "Valid", r.seen.outlook)
     )
     rolling_now = rep.phase in {"Building", "Placing", "Starting", "Analyzing", "Paused", "Promoting", "Pending"}
     progressing = "True" if rolling_now and not rep.obstacle else "False"

@@ -28,6 +28,7 @@ from ddtree_operator.handlers.keeping import Keeping
 from ddtree_operator.handlers.kube import CONFIG_MAP, DEPLOYMENT, NODE, POD, REVISION, SERVICE, Kube, Object
 from ddtree_operator.handlers.memory import from_object
 from ddtree_operator.handlers.neighbours import Neighbours
+from ddtree_operator.handlers.outlooks import Outlooks, pace_of
 from ddtree_operator.handlers.places import place
 
 PROMPTS_KEY = "prompts.jsonl"
@@ -62,6 +63,7 @@ class Observer:
         self._keeping = keeping
         self._neighbours = neighbours
         self._analyses = analyses
+        self._outlooks = Outlooks()
 
     async def look(self, resource: Object) -> View:
         """The present moment of one resource."""
@@ -87,6 +89,7 @@ class Observer:
         way_back: WayBack | None = None
         attested = True
         analysis: AnalysisFact | None = None
+        outlook = ""
         try:
             view.spec = revisions.parse(resource.get("spec") or {})
         except ValueError:
@@ -100,6 +103,10 @@ class Observer:
                 way_back = await self._way_back(view, wanted, known, selector, sets)
                 given = view.spec.engine.image or not wanted.image
                 attested = bool(given) or self._builds.attested(wanted.image)
+                stable = (selector or {}).get(LABEL_REVISION, "")
+                pace, source = pace_of(known, stable, wanted.hash)
+                outlook, problem = await self._outlooks.of((namespace, name), view.spec.canary.analysis, pace, source)
+                problems += [problem] if problem else []
                 analysis = await self._analysis(view, wanted, namespace, name)
         view.observed = Observed(
             revisions=known,
@@ -113,6 +120,7 @@ class Observer:
             attested=attested,
             analysis=analysis,
             problems=tuple(problems),
+            outlook=outlook,
             request=request,
             alerts=tuple(fact for record in records for fact in _alerts(record)),
         )

@@ -73,6 +73,12 @@ def test_examples_are_accepted_and_filled_with_the_models_defaults(api: Api, pat
         ("canary: {steps: [{}, {analysis: {}}]}", "this one has none"),
         ("canary: {analysis: {onInconclusive: promote}}", "onInconclusive: promote needs onInconclusiveReason"),
         ("canary: {analysis: {maxPairs: 5}}", "maxPairs is below minPairs"),
+        ("canary: {analysis: {prompts: {liveTraffic: true}}}", "users' requests are never sampled"),
+        ("canary: {analysis: {prompts: {}}}", "configMapRef is missing"),
+        (
+            "canary: {analysis: {prometheus: [{name: x, address: 'http://p', query: up}]}}",
+            "neither min nor max is set, so nothing can pass",
+        ),
         ("canary: {analysis: {acceptLength: {atLeast: 10%}}}", "must be a gain such as +10%"),
         ("canary: {analysis: {parity: {tieGap: 2 ulp}}}", "must be a gap in bf16 ulps such as 2ulp"),
         ("rollback: {progressDeadline: soon}", "must be a duration such as 30m, 90s or 1h30m"),

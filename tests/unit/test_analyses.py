@@ -112,7 +112,7 @@ async def test_a_decision_is_recorded_before_anybody_sees_it():
 
 
 @pytest.mark.asyncio
-async def test_b13_a_verdict_survives_a_restart_with_its_digest_and_sends_nothing_more():
+async def test_argo_3080_a_verdict_survives_a_restart_with_its_digest_and_sends_nothing_more():
     bench = Bench()
     bench.begin()
     before = await bench.over()

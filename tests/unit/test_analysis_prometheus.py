@@ -48,7 +48,7 @@ def test_one_series_is_a_reading(text, value):
         (json.dumps({"status": "success", "data": {"resultType": "vector", "result": [{}]}}), "no single value"),
     ],
 )
-def test_everything_else_is_an_error(body, says):
+def test_argo_4535_what_is_not_a_number_of_one_series_is_an_error_and_never_a_pass(body, says):
     reading = read(body, NOW, 300)
     assert says in (reading.error or "")
     for n in (1, 3, 10):
@@ -91,6 +91,12 @@ def test_two_checks_of_one_name_are_refused():
 
 
 @pytest.mark.parametrize("length", range(1, 7))
+def test_flagger_takes_the_last_of_several_series_here_none_counts():
+    """B3."""
+    for values in (("3.1", "1.0"), ("1.0", "3.1"), ("1.0", "1.0")):
+        assert "2 series" in (read(vector(*values), NOW, 300).error or "")
+
+
 def test_over_all_short_rows_pass_means_three_good_ones_and_only_bad_ones_fail(length):
     """B1: whatever the order of good, bad and unreadable answers, errors are never a pass and never a failure."""
     for row in itertools.product((GOOD, BAD, ERROR), repeat=length):
@@ -111,7 +117,7 @@ def test_errors_in_a_row_end_the_analysis_without_a_verdict():
     assert judge(check, [BAD] * 2 + [ERROR] * 4).outcome is Outcome.NOT_YET
 
 
-def test_a_value_without_traffic_is_an_error():
+def test_a_gauge_that_froze_with_the_traffic_is_an_error():
     """B4: SGLang's accept-length gauge keeps its last value when the engine idles."""
     assert active(Reading(3.0)) == Reading(3.0)
     assert "activity is 0" in (active(Reading(0.0)).error or "")

@@ -72,6 +72,16 @@ def refused(spec: str) -> list[str]:
             "spec.canary.steps[0]: a step has exactly one of weight, pause, analysis; this one has weight and analysis",
         ),
         ("canary: {analysis: {maxPairs: 5}}", "spec.canary.analysis: maxPairs 5 is below minPairs 10"),
+        (
+            "canary: {analysis: {prompts: {liveTraffic: true}}}",
+            "spec.canary.analysis.prompts: liveTraffic is not available: users' requests are never sampled; put "
+            "prompts like theirs into a ConfigMap and name it in configMapRef",
+        ),
+        (
+            "canary: {analysis: {prompts: {}}}",
+            "spec.canary.analysis.prompts: configMapRef is missing; name a ConfigMap "
+            "with a key prompts.jsonl, or leave prompts out",
+        ),
         ("drafter: null", "spec: DDTREE needs a drafter; set spec.drafter.path"),
     ],
 )

@@ -26,7 +26,7 @@ def said(world: World) -> list[tuple[str, str, str]]:
     return [(e["verb"], e["by"], e["text"]) for e in entry(world).get("log", [])]
 
 
-def test_the_deadline_pauses_and_says_what_may_be_done() -> None:
+def test_suna_3403_too_few_samples_pause_at_the_deadline_and_say_what_may_be_done() -> None:
     world = undecided().until("Paused")
     assert "no verdict within 10m: 3 usable pairs" in world.status["message"]
     assert "promote, resume or abort decides" in world.status["message"]

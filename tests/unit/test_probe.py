@@ -161,7 +161,7 @@ GOOD_META = {"completion_tokens": 2, "spec_verify_ct": 1, "spec_num_correct_draf
         (text_answer("x" * (9 << 20)), "more than 8 MiB"),
     ],
 )
-async def test_bad_answers_are_one_sentence(session, handler, says):
+async def test_argo_4535_bad_answers_are_errors_in_one_sentence(session, handler, says):
     """B2: whatever comes back where a result was due is an error, never a result."""
     server, url = await serve(handler)
     try:
@@ -250,7 +250,7 @@ async def test_bad_metrics_are_errors(session, text, says):
 
 
 @pytest.mark.asyncio
-async def test_counters_sum_over_ranks_and_ignore_the_gauge(session):
+async def test_the_gauge_that_freezes_when_idle_is_never_read_and_counters_are_summed_over_ranks(session):
     text = (
         'sglang:spec_verify_calls_total{tp_rank="0 }"} 5 1700000000\nsglang:spec_verify_calls_total{tp_rank="1"} 7\n'
         'sglang:spec_accept_length{tp_rank="0"} 3.9\n'

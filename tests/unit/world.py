@@ -67,6 +67,7 @@ class World:
     build_seconds: float = 30.0
     analysis_seconds: float = 60.0
     verdict: Callable[[str], tuple[str, str]] = lambda revision: ("pass", "fine")
+    judge: Callable[[AnalysisFact], AnalysisFact] = lambda fact: fact  # has the last word on an analysis
     build_error: str = ""
     crash: dict[str, str] = field(default_factory=dict)  # engine set name -> log tail
     failure: dict[str, str] = field(default_factory=dict)  # engine set name -> why it cannot create pods
@@ -206,7 +207,9 @@ class World:
                 continue
             done = self.now - began >= self.analysis_seconds
             outcome, reason = self.verdict(hash_) if done else ("notYet", "3 pairs")
-            analysis = AnalysisFact(hash_, attempt, step, outcome, reason, began, summary={"acceptLength": 2.5})
+            analysis = self.judge(
+                AnalysisFact(hash_, attempt, step, outcome, reason, began, summary={"acceptLength": 2.5})
+            )
         return Observed(
             revisions=tuple(self.revisions.values()),
             sets=tuple(self._set(n, s) for n, s in self.sets.items()),

@@ -23,11 +23,13 @@ from pydantic_core import core_schema
 from ddtree_operator.api import names
 from ddtree_operator.api.refusals import PATTERN_WORDS
 from ddtree_operator.api.spec import (
+    NO_LIVE_TRAFFIC,
     AnalysisSpec,
     CanarySpec,
     DDTreeSpec,
     EngineSpec,
     PrometheusCheck,
+    PromptsSpec,
     Speculative,
     Step,
 )
@@ -81,6 +83,16 @@ CEL: dict[type[BaseModel], list[dict[str, str]]] = {
             "message": "canary.steps has no analysis step; add {analysis: {}}",
             "fieldPath": ".steps",
         }
+    ],
+    PromptsSpec: [
+        {
+            "rule": "!has(self.liveTraffic) || !self.liveTraffic",
+            "message": NO_LIVE_TRAFFIC,
+        },
+        {
+            "rule": "has(self.configMapRef) || has(self.liveTraffic) && self.liveTraffic",
+            "message": "configMapRef is missing; name a ConfigMap with a key prompts.jsonl, or leave prompts out",
+        },
     ],
     PrometheusCheck: [
         {

@@ -12,6 +12,7 @@ from ddtree_operator.core.round import Round
 from ddtree_operator.core.units import clip, iso
 
 HISTORY = 20  # entries kept in status
+LOG_SHOWN = 2  # entries of the log of past revisions; the wanted one's is shown whole
 BUILD_FAILED = "build failed: "  # how the reason of such a rollback begins
 NODES = 50  # rows of the node table kept in status
 
@@ -50,7 +51,7 @@ def _short(value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, int | float) else ""
 
 
-def _history(r: Round) -> list[dict[str, Any]]:
+def _history(r: Round, wanted: str) -> list[dict[str, Any]]:
     rows = []
     for rev in sorted(r.revisions.values(), key=lambda x: x.number)[-HISTORY:]:
         row: dict[str, Any] = {
@@ -68,7 +69,8 @@ def _history(r: Round) -> list[dict[str, Any]]:
             "throughput": _short(rev.summary.get("throughput")),
             "verdictDigest": rev.summary.get("digest", ""),
         }
-        rows.append(row | {k: v for k, v in optional.items() if v} | ({"log": list(rev.log)} if rev.log else {}))
+        shown = list(rev.log if rev.hash == wanted else rev.log[-LOG_SHOWN:])
+        rows.append(row | {k: v for k, v in optional.items() if v} | ({"log": shown} if shown else {}))
     return rows
 
 
@@ -151,7 +153,7 @@ def status(
         "readyReplicas": ready,
         "selector": f"{LABEL_DEPLOYMENT}={r.name},{LABEL_POOL}=serving",
         "conditions": _stamp(conditions, old.get("conditions", []), r.now, generation),
-        "history": _history(r),
+        "history": _history(r, wanted.hash),
     }
     if serving is not None:
         out["stable"] = _brief(serving)

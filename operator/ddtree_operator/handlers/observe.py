@@ -202,7 +202,7 @@ class Observer:
 
     async def _prompts(self, spec: DDTreeSpec, namespace: str) -> tuple[list[Prompt], Problem | None]:
         ref = spec.canary.analysis.prompts
-        if ref is None:
+        if ref is None or ref.config_map_ref is None:
             return shipped_prompts(), None
         name = ref.config_map_ref
         found = await self._kube.get(CONFIG_MAP, namespace, name)

@@ -90,13 +90,13 @@ def test_two_checks_of_one_name_are_refused():
         AnalysisSpec(prometheus=[CHECK, CHECK])
 
 
-@pytest.mark.parametrize("length", range(1, 7))
 def test_flagger_takes_the_last_of_several_series_here_none_counts():
     """B3."""
     for values in (("3.1", "1.0"), ("1.0", "3.1"), ("1.0", "1.0")):
         assert "2 series" in (read(vector(*values), NOW, 300).error or "")
 
 
+@pytest.mark.parametrize("length", range(1, 7))
 def test_over_all_short_rows_pass_means_three_good_ones_and_only_bad_ones_fail(length):
     """B1: whatever the order of good, bad and unreadable answers, errors are never a pass and never a failure."""
     for row in itertools.product((GOOD, BAD, ERROR), repeat=length):

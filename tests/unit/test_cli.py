@@ -283,7 +283,8 @@ def recorded(**changes: Any) -> bytes:
 
 def with_record(data: bytes) -> FakeCluster:
     obj = analyzing()
-    obj["status"]["history"][2] = {**obj["status"]["history"][2], "verdictDigest": record.digest(data)}
+    last = {**obj["status"]["history"][2], "result": "promoted", "verdictDigest": record.digest(data)}
+    obj["status"]["history"] = [*obj["status"]["history"][:2], last]
     fake = FakeCluster(obj)
     for revision in ("8c1d2e3f40", "0000000000"):
         meta = {"name": f"qwen3-8b-{revision}-a0-s1", "labels": {"ddtree.dev/revision": revision}}
@@ -337,6 +338,8 @@ def test_explain_notices_an_altered_record(run: Run) -> None:
     assert "judged again here from 20 pairs: the same verdict" in out
     assert "the record was altered, or is gone" in out
     assert "altered" in json.loads(run("explain qwen3-8b -o json", fake)[1])
+    fake.objects["qwen3-8b"]["status"]["history"][2]["result"] = "inProgress"  # paused and resumed: the record grows
+    assert run("explain qwen3-8b", fake)[0] == 0
 
 
 def test_explain_draws_and_saves_the_record_that_decided(run: Run, tmp_path: Path) -> None:

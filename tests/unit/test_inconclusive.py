@@ -98,6 +98,21 @@ def test_pause_and_resume_are_recorded_with_who_and_when() -> None:
     assert (entry(world)["by"], entry(world)["reason"]) == ("operator", "every step passed")
 
 
+def test_time_paused_by_the_spec_counts_for_no_deadline() -> None:
+    world = undecided()
+    world.tick(500)
+    world.edit(paused=True).until("Paused")
+    assert world.status["message"] == "spec.paused is true"
+    for _ in range(10):
+        world.tick(600)
+    world.edit(paused=False).until("Analyzing")
+    world.tick(500)
+    assert world.status["phase"] == "Analyzing"
+    world.until("Paused")
+    assert "no verdict within 10m" in world.status["message"]
+    assert [(verb, by) for verb, by, _ in said(world)] == [("pause", "spec"), ("resume", "spec"), ("hold", "operator")]
+
+
 def test_a_retry_forgets_what_was_passed_over_before() -> None:
     world = stable(canary={"steps": [{"analysis": {}}, {"analysis": {}}]})
     world.verdict = lambda revision: ("notYet", "3 pairs")

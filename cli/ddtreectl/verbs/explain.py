@@ -59,7 +59,8 @@ def explain(
         return Exit.DONE
     replays = _replays(cluster, name, entry)
     digest = str(entry.get("verdictDigest") or "")
-    altered = records.altered(replays, digest)
+    over = entry.get("result") != "inProgress"  # until then the record grows
+    altered = records.altered(replays, digest) if over else ""
     current = entry.get("revision") == status.get("revision")
     told: dict[str, Any] = (status.get("analysis") or {}) if current else {}
     if form != options.View.TABLE:

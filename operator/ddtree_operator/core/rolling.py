@@ -16,6 +16,7 @@ from ddtree_operator.core.round import Round
 from ddtree_operator.core.units import clip, seconds
 from ddtree_operator.core.way_back import secured
 
+SPEC_PAUSED = "spec.paused is true"
 CRASHES = 3  # restarts of one engine after which it counts as looping; a refusal counts at once
 
 
@@ -54,14 +55,28 @@ def roll(r: Round, revision: Revision, stable: Revision | None) -> None:
     if progress.step >= len(r.spec.canary.steps):
         _promote(r, revision, canary, stable, enough)
         return
-    if r.spec.paused or progress.held:
-        r.report.phase = "Paused"
-        r.report.message = progress.note or "spec.paused is true"
-        _describe(r, progress)
+    if _paused(r, revision, progress):
         return
     if not _started(r, revision, canary, baseline, enough):
         return
     _step(r, revision, canary, baseline, stable)
+
+
+def _paused(r: Round, revision: Revision, progress: Progress) -> bool:
+    """Whether somebody holds the rollout. Time spent so counts for no deadline."""
+    by_spec = progress.note == SPEC_PAUSED
+    if r.spec.paused and not progress.held and not by_spec:
+        revision = r.log(revision, "pause", "spec", SPEC_PAUSED)
+        r.save(revision, progress=replace(progress, note=SPEC_PAUSED))
+    elif by_spec and not r.spec.paused:
+        revision = r.log(revision, "resume", "spec", "spec.paused is false again")
+        r.save(revision, progress=replace(progress, note="", since=r.now, step_since=r.now))
+    if not r.spec.paused and not progress.held:
+        return by_spec  # just resumed: look again
+    r.report.phase = "Paused"
+    r.report.message = progress.note or SPEC_PAUSED
+    _describe(r, progress)
+    return True
 
 
 def roll_back(

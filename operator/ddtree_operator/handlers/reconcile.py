@@ -69,8 +69,8 @@ class Reconciler:
             status=old,
         )
         self.analyses.forget(namespace, name, keep=view.analysis_key)
-        if decision.status.get("phase") == "Paused":
-            self.analyses.rest(namespace, name)
+        if decision.status.get("phase") != "Starting" and not any(isinstance(a, Analyze) for a in decision.actions):
+            self.analyses.rest(namespace, name)  # a record stays as it was when somebody decided over it
         try:
             for action in decision.actions:
                 if not isinstance(action, Emit | Analyze):

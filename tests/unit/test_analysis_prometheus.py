@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 
 import pytest
 
@@ -122,6 +123,13 @@ def test_a_gauge_that_froze_with_the_traffic_is_an_error():
     assert active(Reading(3.0)) == Reading(3.0)
     assert "activity is 0" in (active(Reading(0.0)).error or "")
     assert active(ERROR).error == "activity: down"
+
+
+def test_the_bounds_are_shown_as_the_interval():
+    verdict = judge(CHECK, [GOOD])
+    assert (verdict.canary, verdict.low, verdict.high, verdict.threshold) == (0.01, -math.inf, 0.05, 0.05)
+    low = judge(PrometheusCheck(name="x", address="http://p", query="q", min=2), [])
+    assert (low.canary, low.low, low.high, low.threshold) == (0.0, 2.0, math.inf, 2.0)
 
 
 def test_minimum():

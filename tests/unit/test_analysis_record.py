@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -40,7 +42,7 @@ STREAMS = {
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_recomputed_verdict_is_equal(name):
-    record = make(STREAMS[name], [MetricVerdict("prometheus/x", Outcome.PASS, 0, 0, 0, 0, 0, 0, 0, "fine")])
+    record = make(STREAMS[name], [MetricVerdict("prometheus/x", Outcome.PASS, 0, 0, 0, -math.inf, 0, 0, 0, "fine")])
     data = dump(record)
     again = load(data)
     assert recompute(again) == record.verdict == again.verdict
@@ -108,3 +110,17 @@ def test_timeline_ends_at_the_verdict():
     assert len(steps) == 10
     assert steps[-1] == record.verdict
     assert [v.pairs for v in steps] == sorted(v.pairs for v in steps)
+
+
+RECORDS = sorted((Path(__file__).parents[2] / "docs/benchmarks/records").glob("*.jsonl.gz"))
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda p: p.name)
+def test_records_of_real_engines_still_give_their_verdict(path):
+    kept = load(path.read_bytes())
+    assert len(kept.pairs) > 0
+    assert recompute(kept) == kept.verdict
+
+
+def test_there_are_records_of_real_engines():
+    assert RECORDS

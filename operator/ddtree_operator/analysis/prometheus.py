@@ -39,10 +39,12 @@ def judge(check: PrometheusCheck, readings: Sequence[Reading]) -> MetricVerdict:
     """Three good readings in a row pass, three bad ones fail. Errors break a good row, but not a bad one."""
     values = [r.value for r in readings if r.error is None]
     last = values[-1] if values else 0.0
-    bound = check.max if check.max is not None else check.min if check.min is not None else 0.0
+    low = -math.inf if check.min is None else check.min
+    high = math.inf if check.max is None else check.max
+    threshold = high if check.min is None else low
     outcome, reason = _row(check, readings)
     name = f"prometheus/{check.name}"
-    return MetricVerdict(name, outcome, bound, last, last, last, last, bound, len(values), cut(reason, 500))
+    return MetricVerdict(name, outcome, 0.0, last, last, low, high, threshold, len(values), cut(reason, 500))
 
 
 def active(reading: Reading) -> Reading:

@@ -80,7 +80,8 @@ class MetricVerdict:
     baseline: float  # mean over usable pairs (accept length, tok/s); number of compared outputs for parity
     canary: float
     estimate: float  # relative difference (canary/baseline - 1); unexplained divergences for parity
-    low: float  # anytime-valid interval of the estimate; the estimate itself where a rule decides and no test
+    low: float  # anytime-valid interval of the estimate; the estimate itself where a rule decides and no test; the
+    # bounds of a PromQL check, infinite where there is none
     high: float
     threshold: float  # what low must exceed to pass
     pairs: int

@@ -88,6 +88,15 @@ def test_a_stalled_request_holds_promotion_back_until_it_is_outweighed():
     assert evaluate([GOOD] * 800 + [stalled], POLICY).outcome is Outcome.PASS
 
 
+def test_budgets_may_differ_and_their_cost_is_said_beside_the_accept_length():
+    """A larger tree verifies more for each token; a rate would fall by that alone, the accept length does not."""
+    policy = replace(POLICY, baseline_window=16, canary_window=64)
+    found = metric(evaluate([GOOD] * 20, policy), "acceptLength")
+    assert found.outcome is Outcome.PASS
+    assert "2.65 against 2.00 (+32.5%) for 24.2 verified tokens each against 8.0" in found.reason
+    assert "verified" not in metric(evaluate([GOOD] * 20, POLICY), "acceptLength").reason
+
+
 def test_throughput_can_be_switched_off():
     policy = Policy.from_spec(AnalysisSpec.model_validate({"throughput": {"enabled": False}}))
     verdict = evaluate([pair(accept=2.65, tps=5.0)] * 20, policy)

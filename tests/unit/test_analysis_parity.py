@@ -66,6 +66,11 @@ def test_no_ids_is_unknown():
     assert compare(Pair(sample(), sample()), 0.25) is Parity.EQUAL
 
 
+def test_between_deterministic_engines_no_ulp_is_tolerated():
+    assert tie_gap("2ulp", "bfloat16", deterministic=True) == 0.0
+    assert tie_gap("0.01", "bfloat16", deterministic=True) == 0.01  # said in log-prob: meant so
+
+
 def test_tie_gap_follows_the_dtype():
     assert tie_gap("2ulp") == 0.25
     assert tie_gap("2ulp", "torch.float32") == pytest.approx(3.8e-6, rel=0.01)

@@ -83,6 +83,14 @@ def test_other_rule_is_refused():
         recompute(record)
 
 
+def test_records_from_before_the_windows_were_kept_are_read():
+    lines = gzip.decompress(dump(make([pair()] * 12)))
+    old = lines.replace(b'"canary_window":0,', b"").replace(b'"baseline_window":0,', b"")
+    assert len(old) < len(lines)
+    kept = load(gzip.compress(old))
+    assert recompute(kept) == kept.verdict
+
+
 def test_policy_of_another_version_is_told():
     lines = gzip.decompress(dump(make([pair()]))).replace(b'"clip"', b'"cut"')
     with pytest.raises(RecordError, match=r"another version .rule 2; clip, cut"):

@@ -265,6 +265,29 @@ async def test_the_gauge_that_freezes_when_idle_is_never_read_and_counters_are_s
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(("flags", "deterministic"), [("", False), (" --enable-deterministic-inference --tp 2", True)])
+async def test_an_engines_own_account_of_itself(session, flags, deterministic):
+    said = {
+        "model_path": "m",
+        "dtype": "torch.bfloat16",
+        "speculative_algorithm": "DFLASH",
+        "speculative_num_draft_tokens": 64,
+        "launch_command": f"python -m sglang.launch_server --speculative-algorithm DDTREE{flags}",
+    }
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response(said)
+
+    server, url = await serve(answer)
+    try:
+        info = await engine_reader("sglang", session, url).info()
+    finally:
+        await server.cleanup()
+    assert (info.algorithm, info.draft_tokens, info.dtype) == ("DDTREE", 64, "bfloat16")
+    assert info.deterministic is deterministic
+
+
+@pytest.mark.asyncio
 async def test_other_engine_kinds(session):
     with pytest.raises(EngineError, match="vllm is not supported yet"):
         engine_reader("vllm", session, "http://x")

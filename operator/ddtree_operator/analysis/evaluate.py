@@ -145,6 +145,9 @@ class Tally:
         high = min(UNBOUNDED, math.expm1(min(upper_bound(logs, policy.clip, policy.rollback_share), 20.0)))
         estimate = math.expm1(location(logs, policy.clip))
         seen = f"{_number(canary)} against {_number(baseline)} ({canary / baseline - 1:+.1%})"
+        if gate.metric == ACCEPT_LENGTH and policy.canary_window and policy.baseline_window:
+            costs = policy.canary_window / canary, policy.baseline_window / baseline
+            seen += f" for {costs[0]:.1f} verified tokens each against {costs[1]:.1f}"
         wanted = f"{gate.threshold:+.1%}"
         if above and mean_above and n >= policy.min_pairs:
             outcome, reason = Outcome.PASS, f"{seen}, credibly above {wanted} after {n} pairs"

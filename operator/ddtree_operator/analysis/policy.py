@@ -50,6 +50,8 @@ class Policy:
     clip: float = 0.25  # log-ratio at which one pair's influence ends, on either side of the threshold
     canary_speculates: bool | None = None  # True: a canary answer without verify steps is an error
     baseline_speculates: bool | None = None
+    canary_window: int = 0  # tokens verified a step, 0 when not known: said beside the accept length, decides nothing
+    baseline_window: int = 0
     rule: str = RULE
 
     def __post_init__(self) -> None:
@@ -83,12 +85,16 @@ class Policy:
         spec: AnalysisSpec,
         *,
         dtype: str = "bfloat16",
+        deterministic: bool = False,
         canary_speculates: bool | None = None,
         baseline_speculates: bool | None = None,
+        canary_window: int = 0,
+        baseline_window: int = 0,
     ) -> Policy:
         """The policy a ``spec.canary.analysis`` asks for.
 
-        ``dtype`` is the engines' compute type (``/server_info``); it sets what one ulp of ``tieGap`` is worth.
+        ``dtype`` is the engines' compute type (``/server_info``); it sets what one ulp of ``tieGap`` is worth. Between
+        ``deterministic`` engines an ulp is worth nothing.
         Raises ValueError with one sentence when a number makes no sense.
         """
         gates = [Gate(ACCEPT_LENGTH, _threshold("acceptLength", spec.accept_length))]
@@ -101,9 +107,11 @@ class Policy:
             min_pairs=spec.min_pairs,
             max_pairs=spec.max_pairs,
             parity_allow=spec.parity.allow,
-            tie_gap=tie_gap(spec.parity.tie_gap, dtype),
+            tie_gap=tie_gap(spec.parity.tie_gap, dtype, deterministic),
             canary_speculates=canary_speculates,
             baseline_speculates=baseline_speculates,
+            canary_window=canary_window,
+            baseline_window=baseline_window,
         )
 
 
@@ -118,9 +126,11 @@ def percent(name: str, text: str) -> float:
     return value
 
 
-def tie_gap(text: str, dtype: str = "bfloat16") -> float:
+def tie_gap(text: str, dtype: str = "bfloat16", deterministic: bool = False) -> float:
     """``"2ulp"`` or ``"0.01"`` as a log-prob gap. An unknown dtype counts as bfloat16, the coarsest."""
     if text.endswith("ulp"):
+        if deterministic:
+            return 0.0
         return float(text.removesuffix("ulp")) * ULP.get(dtype.removeprefix("torch."), ULP["bfloat16"])
     return float(text)
 

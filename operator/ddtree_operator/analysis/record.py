@@ -25,6 +25,10 @@ MAX_BYTES = 700_000  # gzipped: base64 of it fits into a ConfigMap
 MAX_LINES_BYTES = 64 << 20  # unpacked; a guard against gzip bombs
 MAX_OUTPUTS = 100  # differing pairs whose ids are kept; of later ones the ids around the difference
 _AROUND = 8
+_LATER = {
+    "canary_window",
+    "baseline_window",
+}  # of the policy: what came without another rule, and has a neutral default
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +176,7 @@ def _sample(row: list[Any], output_ids: tuple[int, ...]) -> Sample:
 
 
 def _policy(data: dict[str, Any]) -> Policy:
-    other = {*data} ^ {f.name for f in fields(Policy)}
+    other = ({*data} ^ {f.name for f in fields(Policy)}) - _LATER
     if other:
         rule = data.get("rule")
         raise RecordError(f"the record's policy is that of another version (rule {rule}; {', '.join(sorted(other))})")

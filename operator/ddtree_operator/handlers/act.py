@@ -34,7 +34,8 @@ from ddtree_operator.handlers.observe import View
 from ddtree_operator.handlers.places import affinity_of
 from ddtree_operator.handlers.read import belongs
 from ddtree_operator.handlers.settings import Settings
-from ddtree_operator.probe.engine import engine_reader
+from ddtree_operator.probe.engine import EngineInfo, engine_reader
+from ddtree_operator.probe.http import EngineError
 from ddtree_operator.rollout import manifests
 
 log = logging.getLogger("ddtree.act")
@@ -164,9 +165,13 @@ class Actor:
             return
         wanted = spec.canary.analysis
         if not self._analyses.known(key):
+            ours, other = await self._info(spec, urls[1][0]), await self._info(spec, urls[0][0])
             policy = Policy.from_spec(
                 wanted,
-                dtype=await self._dtype(spec, urls[1][0]),
+                dtype=ours.dtype if ours else "bfloat16",
+                deterministic=bool(ours and other and ours.deterministic and other.deterministic),
+                canary_window=ours.draft_tokens if ours else 0,
+                baseline_window=other.draft_tokens if other else 0,
                 canary_speculates=spec.engine.speculative.algorithm is not Algorithm.NONE,
                 baseline_speculates=_baseline_speculates(view, baseline.revision if baseline else "", action),
             )
@@ -183,12 +188,13 @@ class Actor:
             checks=wanted.prometheus,
         )
 
-    async def _dtype(self, spec: DDTreeSpec, url: str) -> str:
+    async def _info(self, spec: DDTreeSpec, url: str) -> EngineInfo | None:
+        """What an engine says about itself; None when it cannot be asked: the analysis will tell why."""
         try:
-            return (await engine_reader(spec.engine.kind, self._session, url).info()).dtype
-        except Exception as error:
-            log.warning("dtype of %s not read, bfloat16 is assumed: %s", url, error)
-            return "bfloat16"
+            return await engine_reader(spec.engine.kind, self._session, url).info()
+        except EngineError as error:
+            log.warning("settings of %s not read, bfloat16 is assumed: %s", url, error)
+            return None
 
     async def emit(self, resource: Object, event: Emit) -> None:
         """Write an Event, unless the same one was written a short while ago. Never fails the reconcile."""

@@ -22,6 +22,7 @@ class EngineInfo:
     algorithm: str  # NONE when it does not speculate
     draft_tokens: int  # tokens verified a step, 0 without speculation
     dtype: str  # "" when it does not say
+    deterministic: bool  # the same text in any batch, by its own account
     version: str
     raw: dict[str, Any]
 
@@ -73,7 +74,8 @@ class SGLangReader:
         if not isinstance(raw.get("model_path"), str):
             raise EngineError(f"{self._url}/server_info has no model_path; is it SGLang?")
         # A plugin's algorithm runs under the name of the built-in one it extends; the command line has its own name.
-        asked = re.findall(r"--speculative-algo(?:rithm)?[ =](\w+)", str(raw.get("launch_command") or ""))
+        command = str(raw.get("launch_command") or "")
+        asked = re.findall(r"--speculative-algo(?:rithm)?[ =](\w+)", command)
         algorithm = asked[-1] if asked else raw.get("speculative_algorithm")
         draft_tokens = raw.get("speculative_num_draft_tokens")
         return EngineInfo(
@@ -81,6 +83,7 @@ class SGLangReader:
             algorithm=algorithm if isinstance(algorithm, str) and algorithm else "NONE",
             draft_tokens=draft_tokens if isinstance(draft_tokens, int) else 0,
             dtype=str(raw.get("dtype") or "").removeprefix("torch."),
+            deterministic="--enable-deterministic-inference" in command.split(),
             version=str(raw.get("version") or ""),
             raw=raw,
         )

@@ -394,13 +394,13 @@ def _analyse(r: Round, revision: Revision, canary: EngineSet, baseline: EngineSe
         roll_back(r, failed, f"analysis failed: {found.reason}")
         return
     r.report.verdict = ("Unknown", "NotYet", clip(found.reason))
-    r.actions.append(Analyze(revision.hash, revision.attempt, progress.step, baseline.name, canary.name))
     policy = r.spec.canary.analysis
     late = r.now - progress.step_since > seconds(policy.deadline)
-    if not (late or found.exhausted):
+    if late or found.exhausted:
+        why = found.exhausted or f"no verdict within {policy.deadline}"
+        _inconclusive(r, revision, f"{why}: {found.reason}")
         return
-    why = found.exhausted or f"no verdict within {policy.deadline}"
-    _inconclusive(r, revision, f"{why}: {found.reason}")
+    r.actions.append(Analyze(revision.hash, revision.attempt, progress.step, baseline.name, canary.name))
 
 
 def verdict_so_far(r: Round, revision: Revision) -> dict[str, Any]:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from analysis_streams import pair
-from ddtree_operator.analysis import Outcome, Pair, Policy, Record, Verdict, evaluate, record
+from ddtree_operator.analysis import Outcome, Pair, Policy, Record, Tally, Verdict, evaluate, record
 from ddtree_operator.analysis.prometheus import Reading
 from ddtree_operator.api.spec import AnalysisSpec, PrometheusCheck
-from ddtree_operator.handlers import analyses, checks
+from ddtree_operator.core.facts import Revision
+from ddtree_operator.handlers import analyses, checks, memory, records
 from ddtree_operator.handlers.analyses import Analyses, Kept, Key, Running
 
 pytestmark = pytest.mark.unit
@@ -201,3 +202,57 @@ async def test_a_record_of_another_policy_is_judged_anew():
     assert after.analyses.fact(KEY).outcome == "notYet"
     assert (await after.over()).outcome == "pass"
     assert len(after.kept().record.pairs) == 40
+
+
+RESOURCE = {
+    "apiVersion": "ddtree.dev/v1alpha1",
+    "kind": "DDTreeDeployment",
+    "metadata": {"name": "qwen", "namespace": "llm", "uid": "1"},
+}
+
+
+class OneConfigMap:
+    """The part of Kube that records use, with one object in it."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Any] | None = None
+
+    async def create(self, obj: dict[str, Any]) -> dict[str, Any] | None:
+        if self.kept is not None:
+            return None
+        self.kept = obj
+        return obj
+
+    async def patch(self, _: Any, namespace: str, name: str, body: dict[str, Any]) -> None:
+        assert self.kept is not None
+        assert (namespace, name) == (KEY[0], self.kept["metadata"]["name"])
+        self.kept = {**self.kept, **body}
+
+    async def get(self, *_: Any) -> dict[str, Any] | None:
+        return self.kept
+
+
+@pytest.mark.asyncio
+async def test_a_record_in_its_config_map_is_what_a_restart_finds():
+    kube: Any = OneConfigMap()
+    assert await records.load(kube, KEY) is None
+    digests = []
+    for count in (10, 20):
+        run = Running(POLICY, 2000, 1_700_000_000.0, Tally(POLICY), pairs=[GOOD] * count)
+        verdict = evaluate(run.pairs, POLICY)
+        digests.append(await records.save(kube, KEY, run, verdict, RESOURCE))
+    kept = await records.load(kube, KEY)
+    assert kept is not None
+    assert (kept.digest, kept.started_at) == (digests[1], 1_700_000_000.0)
+    assert (len(kept.record.pairs), kept.record.verdict) == (20, verdict)
+    assert kept.record.notes["revision"] == KEY[2]
+    assert kube.kept["data"] == {"outcome": "pass", "reason": verdict.reason}
+    assert kube.kept["metadata"]["ownerReferences"][0]["uid"] == "1"
+    kube.kept["binaryData"] = {"pairs.jsonl.gz": "bm9uc2Vuc2U="}
+    assert await records.load(kube, KEY) is None
+
+
+def test_what_was_done_to_a_rollout_outlives_the_operator():
+    done = ({"at": "2026-11-30T02:00:00Z", "by": "ann", "verb": "skip", "text": "hotfix"},)
+    revision = Revision("8c1d2e3f40", 3, {"model": {"path": "m"}}, log=done, summary={"pace": {"pairs": 9}})
+    assert memory.from_object(memory.to_object(revision, RESOURCE)) == revision

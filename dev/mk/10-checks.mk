@@ -10,8 +10,10 @@ format: ## format the Python code
 test-unit: ## fast tests: no processes, no network
 	py=$(OPS); $$py/bin/pytest tests/unit -q
 
-test: ## all tests, as CI runs them: unit, kernels, engine, integration, end to end
+test: ## all tests, as CI runs them: unit, a sample of the faults, rules, kernels, engine, integration, end to end
 	$(MAKE) --no-print-directory test-unit
+	$(MAKE) --no-print-directory test-faults SAMPLE=7
+	$(MAKE) --no-print-directory test-rules
 	$(MAKE) --no-print-directory test-kernels
 	$(MAKE) --no-print-directory test-engine
 	$(MAKE) --no-print-directory test-integration

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import sys
 
@@ -22,6 +21,7 @@ def main(argv: list[str] | None = None) -> None:
     import kopf
     from kopf._core.engines import peering
 
+    from ddtree_operator.handlers import logs
     from ddtree_operator.handlers.main import build
     from ddtree_operator.handlers.settings import SettingsError, load
 
@@ -34,8 +34,7 @@ def main(argv: list[str] | None = None) -> None:
     if not namespaces:
         print("ddtree-operator: no namespace to watch; set watchNamespaces or give --namespace", file=sys.stderr)
         raise SystemExit(2)
-    logging.basicConfig(level=options.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("kopf").setLevel(logging.WARNING)
+    logs.setup(options.log_level, settings.log_format)
     registry = build(settings, namespaces, options.host, options.port)
     # kopf would ask the user database who it is, and a container's user is not in it.
     identity = peering.Identity(os.environ.get("HOSTNAME", "ddtree-operator"))

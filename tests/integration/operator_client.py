@@ -37,13 +37,13 @@ class Client:
         return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
-def start_client(operator: Installed, namespace: str, name: str, every: float = 0.1) -> Client:
+def start_client(operator: Installed, namespace: str, name: str, every: float = 0.1, tokens: int = 4) -> Client:
     """Start it against the Service of a resource."""
     service = operator.reader.get(f"/api/v1/namespaces/{namespace}/services/{name}")
     assert service is not None, f"there is no Service {name}"
     target = f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
     prompts = [f"Tell me about number {i}." for i in range(20)]
-    env = {"TARGET": target, "PROMPTS": json.dumps(prompts), "EVERY": str(every), "TOKENS": "4"}
+    env = {"TARGET": target, "PROMPTS": json.dumps(prompts), "EVERY": str(every), "TOKENS": str(tokens)}
     script = (ROOT / "dev/demo/client.py").read_text()
     security = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
     container = {

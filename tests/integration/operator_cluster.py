@@ -23,7 +23,19 @@ RELEASE = "ddtree-it"
 SYSTEM = "ddtree-it"
 BUILDER = "ddtree-it-build"
 NOWHERE = "10.88.0.1:5999"  # nothing listens there
-NAMESPACES = ("op-story", "op-commands", "op-inputs", "op-quota", "op-killed", "op-deleted", "op-way-back", "op-swap")
+ALERTS_IP = "10.96.200.202"
+ALERTS_TOKEN = "only-for-these-tests-0123456789"
+NAMESPACES = (
+    "op-alerts",
+    "op-story",
+    "op-commands",
+    "op-inputs",
+    "op-quota",
+    "op-killed",
+    "op-deleted",
+    "op-way-back",
+    "op-swap",
+)
 PATIENCE = 240.0  # seconds; the machine may be busy
 CHART = ROOT / "charts/ddtree-operator"
 DDTREES = f"/apis/{names.GROUP}/{names.VERSION}"

@@ -15,6 +15,8 @@ from typing import Any
 
 from integration.ddt_api import ROOT
 from integration.operator_cluster import (
+    ALERTS_IP,
+    ALERTS_TOKEN,
     BUILDER,
     CHART,
     NAMESPACES,
@@ -81,6 +83,7 @@ def chart_values(env: dict[str, str], images: dict[str, str]) -> dict[str, Any]:
         },
         "builder": {"image": images["buildkit"], "namespace": BUILDER, "keepStorageGB": 2},
         "rbac": {"secrets": ["regcred"]},
+        "alerts": {"tokenSecret": "alerts", "clusterIP": ALERTS_IP},
         "engineDefaults": {
             "env": {"SIM_HEALTH_DELAY": "0", "SIM_STEP_DELAY": "0.005"},
             "podTemplate": {"spec": {"containers": [{"name": "engine", **probes}]}},
@@ -100,6 +103,7 @@ def installed() -> Iterator[Installed]:
         manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
         manifest["metadata"]["labels"] = {"pod-security.kubernetes.io/enforce": "restricted"}
         api.run(env.get("DDTREE_KUBECTL", "kubectl"), "apply", "-f", "-", stdin=json.dumps(manifest))
+    api.kubectl("create", "secret", "generic", "alerts", f"--from-literal=token={ALERTS_TOKEN}")
     try:
         api.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CHART / "crds"))
         values = json.dumps(chart_values(env, images))

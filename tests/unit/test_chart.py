@@ -83,6 +83,8 @@ def test_the_configuration_is_what_the_operator_reads(helm: str) -> None:
         "watchNamespaces": ["a", "b"],
         "allPods": False,
         "resyncSeconds": 30,
+        "logFormat": "json",
+        "lease": "ddtree-operator",
         "device": "cpu",
         "baseImage": "",
         "python": "cp311",
@@ -218,3 +220,34 @@ def test_chart_and_package_have_one_version() -> None:
 
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"] == __version__
+
+
+def test_the_alert_receiver_is_there_when_it_has_a_token(helm: str) -> None:
+    from ddtree_operator.handlers.settings import AlertSettings, parse
+
+    plain = render(helm)
+    assert "NetworkPolicy" not in {o["kind"] for o in plain if o["metadata"].get("namespace") == "ops"}
+    assert parse(one(plain, "ConfigMap", "ddtree-operator")["data"]["config.yaml"]).alerts is None
+    objects = render(helm, "--set", "alerts.tokenSecret=token,alerts.tlsSecret=tls")
+    settings = parse(one(objects, "ConfigMap", "ddtree-operator")["data"]["config.yaml"])
+    assert settings.alerts == AlertSettings("/etc/ddtree-alerts/token", 9095, "/etc/ddtree-alerts-tls")
+    assert settings.lease == "ddtree-operator"
+    pod = one(objects, "Deployment", "ddtree-operator")["spec"]["template"]["spec"]
+    [mounts] = [c["volumeMounts"] for c in pod["containers"]]
+    assert {m["mountPath"] for m in mounts} >= {"/etc/ddtree-alerts", "/etc/ddtree-alerts-tls"}
+    [secret] = [v["secret"] for v in pod["volumes"] if v["name"] == "alerts"]
+    assert (secret["secretName"], secret["optional"]) == ("token", True)
+    assert one(objects, "Service", "ddtree-operator-alerts")["spec"]["ports"][0]["targetPort"] == "alerts"
+    policy = one(objects, "NetworkPolicy", "ddtree-operator", "ops")["spec"]
+    opened = {r["ports"][0]["port"]: r.get("from") for r in policy["ingress"]}
+    assert opened["http"] is None
+    assert opened["alerts"][0]["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "alertmanager"}
+
+
+def test_the_rules_come_from_one_file(helm: str) -> None:
+    objects = render(helm, "--set", "metrics.prometheusRule=true,metrics.podMonitor=true")
+    rules = yaml.safe_load((CHART / "files/ddtree-rules.yaml").read_text())
+    assert one(objects, "PrometheusRule", "ddtree-operator")["spec"] == rules
+    monitor = one(objects, "PodMonitor", "ddtree-operator-engines")["spec"]
+    labels = {r["targetLabel"] for r in monitor["podMetricsEndpoints"][0]["relabelings"]}
+    assert labels == {"ddtreedeployment", "revision", "pool"}

@@ -195,7 +195,7 @@ def test_a_foreign_service_is_left_alone() -> None:
 
 
 def test_what_time_alone_changes_is_looked_at_in_time() -> None:
-    world = stable(traffic={"drain": "40s"})
+    world = stable(traffic={"drain": "40s"}, rollback={"watch": "0s"})
     world.edit(canary={"steps": [{"analysis": {}}, {"pause": {"duration": "10m"}}]}).retuned(15).until("Paused")
     assert 0 < world.decide().wake <= 600.2
     world.tick(600)

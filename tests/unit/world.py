@@ -11,6 +11,7 @@ from ddtree_operator.alerts import ledger
 from ddtree_operator.api.actions import ActionRequest, Verb
 from ddtree_operator.api.names import LABEL_POOL, LABEL_REVISION
 from ddtree_operator.core.actions import (
+    QUIET,
     Action,
     Analyze,
     ApplyEngines,
@@ -22,6 +23,7 @@ from ddtree_operator.core.actions import (
     PruneRevision,
     SaveRevision,
     StartBuild,
+    Watch,
 )
 from ddtree_operator.core.decide import Decision, decide
 from ddtree_operator.core.facts import (
@@ -34,6 +36,7 @@ from ddtree_operator.core.facts import (
     PodFact,
     Problem,
     Revision,
+    WatchFact,
     WayBack,
 )
 from ddtree_operator.core.revisions import parse
@@ -93,6 +96,8 @@ class World:
     analyses: dict[tuple[str, int, int], float] = field(default_factory=dict)
     request: ActionRequest | None = None
     alerts: list[AlertFact] = field(default_factory=list)
+    watches: list[tuple[str, int]] = field(default_factory=list)
+    fell: dict[str, str] = field(default_factory=dict)  # revision -> what its watch found
     status: dict[str, Any] = field(default_factory=dict)
     events: list[Emit] = field(default_factory=list)
     writes: int = 0
@@ -225,6 +230,9 @@ class World:
             outlook=self.outlook,
             request=self.request,
             alerts=tuple(a for a in self.alerts if a.revision in self.revisions),
+            watch=WatchFact(*self.watches[-1], self.watches[-1][0] in self.fell, self.fell.get(self.watches[-1][0], ""))
+            if self.watches
+            else None,
         )
 
     def _way_back(self) -> WayBack | None:
@@ -235,7 +243,7 @@ class World:
 
     def apply(self, action: Action) -> None:
         """One write, as the API server would take it."""
-        if not isinstance(action, Emit | Analyze):
+        if not isinstance(action, QUIET):
             self.writes += 1
         match action:
             case SaveRevision(revision):
@@ -263,6 +271,8 @@ class World:
                 self.selector, self.switched_at = selector, at
             case Analyze(revision, attempt, step, _, _):
                 self.analyses.setdefault((revision, attempt, step), self.now)
+            case Watch(revision, attempt, _, _, _):
+                self.watches.append((revision, attempt))
             case Emit():
                 self.events.append(action)
 
@@ -278,7 +288,7 @@ class World:
             for action in decision.actions:
                 self.apply(action)
                 self._watch()
-                if left is not None and not isinstance(action, Emit | Analyze):
+                if left is not None and not isinstance(action, QUIET):
                     left -= 1
                     if left < 0:
                         self.now += seconds

@@ -352,7 +352,13 @@ class RollbackSpec(Model):
     """How far back one can go, and how long a start may take."""
 
     alerts: AlertsSpec = Field(default_factory=AlertsSpec, description="Rollback by alert.")
-    watch: Duration = Field(default="1h", description="How long after its promotion alerts may take a revision back.")
+    watch: Duration = Field(
+        default="1h", description="How long after its promotion a revision is watched, and alerts may take it back."
+    )
+    on_drop: Literal["rollback", "alert"] = Field(
+        default="rollback",
+        description="What less acceptance or more errors within the watch lead to: going back, or an Event.",
+    )
     keep: int = Field(default=5, ge=1, le=50, description="Revisions kept for undo.")
     progress_deadline: Duration = Field(default="20m", description="Longest time without progress before rollback.")
 

@@ -85,6 +85,17 @@ class Analyze:
 
 
 @dataclass(frozen=True, slots=True)
+class Watch:
+    """Keep asking the engines of a revision that was promoted ``since`` seconds ago, for ``length`` seconds in all."""
+
+    revision: str
+    attempt: int
+    engines: str  # name of the engine set
+    since: float
+    length: float
+
+
+@dataclass(frozen=True, slots=True)
 class Emit:
     """A Kubernetes Event on the resource."""
 
@@ -103,5 +114,8 @@ Action = (
     | DeleteEngines
     | ApplyService
     | Analyze
+    | Watch
     | Emit
 )
+
+QUIET = (Emit, Analyze, Watch)  # these write nothing that the next look would see

@@ -37,8 +37,10 @@ def heed(r: Round, wanted: Revision) -> Revision:
             "labels": alert.labels,
         }
         named = r.revisions[named.hash]
-        r.save(named, alarms=(*named.alarms, entry)[-KEPT:])
-        if outcome != ACTED:  # a rollback has an Event of its own
+        named = r.save(named, alarms=(*named.alarms, entry)[-KEPT:])
+        if outcome == ACTED:  # its Event is that of the rollback
+            r.log(named, "alert", f"alert {alert.name}", note)
+        else:
             r.emit("Warning", "AlertDryRun" if outcome == DRY else "AlertIgnored", clip(f"alert {alert.name}: {note}"))
     return r.revisions[wanted.hash]
 
@@ -62,7 +64,7 @@ def _judge(r: Round, alert: AlertFact, named: Revision, wanted: Revision) -> tup
     if named.result != "promoted":
         if policy.dry_run:
             return DRY, f"would remove the canary of {number}, but spec.rollback.alerts.dryRun is true"
-        roll_back(r, named, why, by=f"alert {alert.name}")
+        roll_back(r, named, why, "alert", by=f"alert {alert.name}")
         return ACTED, f"the canary of {number} was removed"
     if named.returned:
         return IGNORED, f"{number} is what was gone back to, and an alert never reverts a revert"
@@ -76,5 +78,5 @@ def _judge(r: Round, alert: AlertFact, named: Revision, wanted: Revision) -> tup
         return IGNORED, f"there is no earlier promoted revision to go back to from {number}"
     if policy.dry_run:
         return DRY, f"would go back from {number} to revision {past[0].number}, but spec.rollback.alerts.dryRun is true"
-    roll_back(r, named, why, by=f"alert {alert.name}", fallback=past[0].hash)
+    roll_back(r, named, why, "alert", by=f"alert {alert.name}", fallback=past[0].hash)
     return ACTED, f"went back from {number} to revision {past[0].number} ({past[0].hash})"

@@ -36,8 +36,9 @@ def _do(r: Round, request: ActionRequest, wanted: Revision, serving: Revision | 
     if verb is Verb.RETRY:
         if not wanted.blocked:
             return f"retry refused: revision {wanted.number} is not blocked"
-        wanted = r.save(wanted, result="", reason="", by=who, attempt=wanted.attempt + 1, progress=None, fallback="")
-        r.save(wanted, summary={}, image="")  # the image may have been lost: it is looked for anew
+        wanted = r.save(wanted, result="", reason="", cause="", by=who, attempt=wanted.attempt + 1, progress=None)
+        # The image may have been lost: it is looked for anew.
+        r.save(wanted, fallback="", watched="", summary={}, image="")
         return f"retry of revision {wanted.number} by {who}{why}"
     if verb is Verb.UNDO:
         return _undo(r, request, wanted, serving, who, why)
@@ -46,7 +47,8 @@ def _do(r: Round, request: ActionRequest, wanted: Revision, serving: Revision | 
     progress = wanted.progress
     assert progress is not None
     if verb is Verb.ABORT:
-        roll_back(r, r.save(wanted, **verdict_so_far(r, wanted)), f"aborted by {who}{why}", result="aborted", by=who)
+        so_far = r.save(wanted, **verdict_so_far(r, wanted))
+        roll_back(r, so_far, f"aborted by {who}{why}", "person", result="aborted", by=who)
         return f"abort of revision {wanted.number} by {who}{why}"
     if verb is Verb.PAUSE:
         r.save(wanted, progress=replace(progress, held=True, note=f"paused by {who}{why}"))
@@ -87,5 +89,6 @@ def _undo(r: Round, request: ActionRequest, wanted: Revision, serving: Revision 
     if not past:
         return f"undo refused: no earlier promoted revision{f' {request.to}' if request.to else ''} is kept"
     to = past[0]
-    r.save(wanted, result="undone", reason=clip(f"undone by {who}{why}"), at=r.now, by=who, fallback=to.hash)
+    reason = clip(f"undone by {who}{why}")
+    r.save(wanted, result="undone", reason=reason, cause="person", at=r.now, by=who, fallback=to.hash)
     return f"undo to revision {to.number} ({to.hash}) by {who}{why}"

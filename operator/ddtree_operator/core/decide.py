@@ -8,12 +8,13 @@ from typing import Any
 
 from ddtree_operator.api.names import LABEL_REVISION
 from ddtree_operator.core import report, revisions, rolling
-from ddtree_operator.core.actions import Action, Analyze, ApplyService, Attest, DeleteEngines, Emit, PruneRevision
+from ddtree_operator.core.actions import QUIET, Action, ApplyService, Attest, DeleteEngines, PruneRevision
 from ddtree_operator.core.alarms import heed
 from ddtree_operator.core.commands import obey
 from ddtree_operator.core.facts import Observed, Revision
 from ddtree_operator.core.round import Round
 from ddtree_operator.core.units import seconds
+from ddtree_operator.core.watch import watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ def decide(
         r.point_service(r.only(None))
     elif serving is not None and goal.hash == serving.hash:
         _steady(r, goal)
+        if goal.hash == wanted.hash:  # else the spec asks for something else, which was blocked
+            watch(r, r.revisions[goal.hash])
     elif goal.result == "promoted":
         _restore(r, goal, serving)
     else:
@@ -68,7 +71,7 @@ def decide(
         r.report.message = blocked.reason
     finished = report.status(r, r.revisions[wanted.hash], serving, generation, status)
     actions = r.actions + report.events(status, finished)
-    again = r.again or any(not isinstance(a, Emit | Analyze) for a in actions)
+    again = r.again or any(not isinstance(a, QUIET) for a in actions)
     return Decision(tuple(actions), finished, again=again, wake=r.wake)
 
 

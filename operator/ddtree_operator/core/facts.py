@@ -65,6 +65,7 @@ class Revision:
     image: str = ""
     result: str = ""  # "" while open | promoted | rolledBack | aborted | superseded | undone
     reason: str = ""
+    cause: str = ""  # of a rollback, in one word: analysis | build | engine | deadline | alert | watch | person
     at: float = 0.0
     by: str = ""
     attempt: int = 0
@@ -75,6 +76,7 @@ class Revision:
     handled: str = ""  # id of the last request acted on while this was the wanted revision
     handled_note: str = ""  # what came of it
     alarms: tuple[dict[str, Any], ...] = ()  # alerts that were judged, oldest first, with what came of each
+    watched: str = ""  # what the watch after promotion came to: rolledBack | told; "" while nothing is wrong
     returned: bool = False  # serves because a later revision was left again
     log: tuple[dict[str, Any], ...] = ()  # who did what to its rollout, newest last, bounded: at, by, verb, text
 
@@ -136,6 +138,16 @@ class AnalysisFact:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchFact:
+    """State of the watch after promotion."""
+
+    revision: str
+    attempt: int
+    failed: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class AlertFact:
     """A firing alert as the receiver recorded it on the revision that it names."""
 
@@ -174,6 +186,7 @@ class Observed:
     outlook: str = ""  # what the analysis to come can tell: pairs and time, in words
     request: ActionRequest | None = None
     alerts: tuple[AlertFact, ...] = ()
+    watch: WatchFact | None = None
 
     def set(self, name: str) -> EngineSet | None:
         """The engine set of that name."""

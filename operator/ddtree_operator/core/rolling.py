@@ -83,6 +83,7 @@ def roll_back(
     r: Round,
     revision: Revision,
     reason: str,
+    cause: str,
     *,
     result: str = "rolledBack",
     by: str = "operator",
@@ -93,7 +94,7 @@ def roll_back(
     """
     if r.report.verdict[0] == "Unknown":
         r.report.verdict = ("False", "RolledBack", clip(reason))
-    r.save(revision, result=result, reason=clip(reason), at=r.now, by=by, fallback=fallback)
+    r.save(revision, result=result, reason=clip(reason), cause=cause, at=r.now, by=by, fallback=fallback)
     r.emit("Warning", "RolledBack" if result == "rolledBack" else result.capitalize(), clip(reason))
     r.report.phase, r.report.message = "RolledBack", clip(reason)
 
@@ -110,7 +111,7 @@ def _late(r: Round, revision: Revision, what: str) -> bool:
     limit = seconds(r.spec.rollback.progress_deadline)
     if r.now - revision.progress.since <= limit:
         return False
-    roll_back(r, revision, f"no progress for {r.spec.rollback.progress_deadline}: {what}")
+    roll_back(r, revision, f"no progress for {r.spec.rollback.progress_deadline}: {what}", "deadline")
     return True
 
 
@@ -134,7 +135,7 @@ def _image(r: Round, revision: Revision) -> bool:
     if build is not None and build.state == "failed":
         r.report.built = ("False", "BuildFailed", clip(build.message))
         revision = r.save(revision, summary={"buildLog": build.log[-1500:]} if build.log else {})
-        roll_back(r, revision, f"{BUILD_FAILED}{build.message}")
+        roll_back(r, revision, f"{BUILD_FAILED}{build.message}", "build")
         return False
     r.report.phase = "Building"
     r.report.message = (build.message if build else "") or "the engine image is being built"
@@ -143,7 +144,7 @@ def _image(r: Round, revision: Revision) -> bool:
         r.actions.append(StartBuild(revision.hash, revision.attempt))
     limit = (r.spec.engine.build or BuildSpec()).timeout
     if r.now - _since(revision) > seconds(limit) + 60:
-        roll_back(r, revision, f"{BUILD_FAILED}not done after {limit}: {r.report.message}")
+        roll_back(r, revision, f"{BUILD_FAILED}not done after {limit}: {r.report.message}", "build")
     return False
 
 
@@ -229,12 +230,12 @@ def _crashed(r: Round, revision: Revision, engines: EngineSet, who: str) -> bool
     for pod in engines.pods:
         said = refusal(pod.exit_message)
         if said:
-            roll_back(r, revision, f"the {who} engine refused to serve: {said}")
+            roll_back(r, revision, f"the {who} engine refused to serve: {said}", "engine")
             return True
         if pod.restarts >= CRASHES and not pod.ready:
             line = error_line(pod.exit_message) or pod.message or "it left no message"
             code = f" (exit code {pod.exit_code})" if pod.exit_code is not None else ""
-            roll_back(r, revision, f"the {who} engine crashed {pod.restarts} times{code}: {line}")
+            roll_back(r, revision, f"the {who} engine crashed {pod.restarts} times{code}: {line}", "engine")
             return True
     return False
 
@@ -391,7 +392,7 @@ def _analyse(r: Round, revision: Revision, canary: EngineSet, baseline: EngineSe
     if found.outcome == "fail":
         r.report.verdict = ("False", "Failed", clip(found.reason))
         failed = r.save(revision, summary=found.summary)
-        roll_back(r, failed, f"analysis failed: {found.reason}")
+        roll_back(r, failed, f"analysis failed: {found.reason}", "analysis")
         return
     r.report.verdict = ("Unknown", "NotYet", clip(found.reason))
     policy = r.spec.canary.analysis
@@ -417,7 +418,7 @@ def _inconclusive(r: Round, revision: Revision, why: str) -> None:
     policy = r.spec.canary.analysis
     revision = r.save(revision, **verdict_so_far(r, revision))
     if policy.on_inconclusive == "rollback":
-        roll_back(r, revision, f"analysis inconclusive, {why}")
+        roll_back(r, revision, f"analysis inconclusive, {why}", "analysis")
     elif policy.on_inconclusive == "promote":
         note = f"analysis inconclusive ({why}), passed over because: {policy.on_inconclusive_reason}"
         r.emit("Warning", "InconclusivePassedOver", clip(note))

@@ -7,7 +7,9 @@ import time
 import uuid
 from typing import Any
 
-from ddtree_operator.analysis.policy import Policy
+from ddtree_operator.analysis import watch as analysis
+from ddtree_operator.analysis.policy import Policy, tie_gap
+from ddtree_operator.analysis.watch import epoch_of, expected_of, policy_for
 from ddtree_operator.api.names import API_VERSION, ENGINE_PORT, KIND
 from ddtree_operator.api.spec import Algorithm, DDTreeSpec
 from ddtree_operator.core.actions import (
@@ -22,11 +24,12 @@ from ddtree_operator.core.actions import (
     PruneRevision,
     SaveRevision,
     StartBuild,
+    Watch,
 )
 from ddtree_operator.core.revisions import baseline_speculative, parse
 from ddtree_operator.core.units import iso
 from ddtree_operator.handlers import memory, records
-from ddtree_operator.handlers.analyses import Analyses
+from ddtree_operator.handlers.analyses import Analyses, Kept
 from ddtree_operator.handlers.builds import Builds
 from ddtree_operator.handlers.keeping import Keeping
 from ddtree_operator.handlers.kube import CONFIG_MAP, DEPLOYMENT, REVISION, SERVICE, ApiError, Kube, Object
@@ -34,6 +37,8 @@ from ddtree_operator.handlers.observe import View
 from ddtree_operator.handlers.places import affinity_of
 from ddtree_operator.handlers.read import belongs
 from ddtree_operator.handlers.settings import Settings
+from ddtree_operator.handlers.watches import Key as WatchKey
+from ddtree_operator.handlers.watches import Watches
 from ddtree_operator.probe.engine import EngineInfo, engine_reader
 from ddtree_operator.probe.http import EngineError
 from ddtree_operator.rollout import manifests
@@ -47,12 +52,20 @@ class Actor:
     """Writes what the core decided."""
 
     def __init__(
-        self, kube: Kube, builds: Builds, keeping: Keeping, analyses: Analyses, settings: Settings, session: Any
+        self,
+        kube: Kube,
+        builds: Builds,
+        keeping: Keeping,
+        analyses: Analyses,
+        watches: Watches,
+        settings: Settings,
+        session: Any,
     ) -> None:
         self._kube = kube
         self._builds = builds
         self._keeping = keeping
         self._analyses = analyses
+        self._watches = watches
         self._settings = settings
         self._session = session
         self._said: dict[tuple[str, str, str], float] = {}
@@ -64,10 +77,12 @@ class Actor:
         namespace, name = meta["namespace"], meta["name"]
         match action:
             case SaveRevision(revision):
-                known = view.observed.revision(revision.hash) is not None
-                if known or await self._kube.create(memory.to_object(revision, view.resource)) is None:
-                    record = memory.object_name(name, revision.hash)
-                    await self._kube.patch(REVISION, namespace, record, memory.state_patch(revision))
+                record = memory.object_name(name, revision.hash)
+                version = view.versions.get(revision.hash)
+                if version is not None:
+                    await self._kube.patch(REVISION, namespace, record, memory.state_patch(revision, version))
+                elif await self._kube.create(memory.to_object(revision, view.resource)) is None:
+                    raise ApiError(409, f"ControllerRevision {record} was just made; looking again")
             case PruneRevision(revision):
                 if view.spec is not None:
                     await self._keeping.release(view.spec, view.resource, revision)
@@ -99,6 +114,8 @@ class Actor:
                 await self._service(view, action)
             case Analyze():
                 await self._analyze(view, action)
+            case Watch():
+                await self._watch(view, action)
             case Emit():
                 await self.emit(view.resource, action)
 
@@ -187,6 +204,33 @@ class Actor:
             max_tokens=wanted.max_tokens,
             checks=wanted.prometheus,
         )
+
+    async def _watch(self, view: View, action: Watch) -> None:
+        """Begin the watch, or its next epoch, with the canary's recorded answers; then say where the engines are."""
+        key, spec, engines = view.watch_key, view.spec, view.observed.set(action.engines)
+        if key is None or spec is None or engines is None:
+            return
+        urls = [f"http://{p.ip}:{ENGINE_PORT}" for p in engines.ready]
+        epoch = epoch_of(action.since, action.length)
+        if urls and self._watches.epoch(key) != epoch:
+            kept = await self._newest_record(view, key)
+            speculates = spec.engine.speculative.algorithm is not Algorithm.NONE
+            expected, failures = expected_of(kept.record.pairs if kept else (), speculates)
+            watch = analysis.Watch(policy_for(spec.canary.analysis, speculates), expected, failures, epoch)
+            info, parity = await self._info(spec, urls[0]), spec.canary.analysis.parity
+            gap = tie_gap(parity.tie_gap, info.dtype, info.deterministic) if info else tie_gap(parity.tie_gap)
+            self._watches.begin(key, watch, view.prompts, spec.canary.analysis.max_tokens, gap)
+        self._watches.reach(key, urls)
+
+    async def _newest_record(self, view: View, key: WatchKey) -> Kept | None:
+        """The record of the last analysis step that has one."""
+        assert view.spec is not None
+        for step in reversed(range(len(view.spec.canary.steps))):
+            if view.spec.canary.steps[step].analysis is not None:
+                kept = await records.load(self._kube, (*key, step))
+                if kept is not None:
+                    return kept
+        return None
 
     async def _info(self, spec: DDTreeSpec, url: str) -> EngineInfo | None:
         """What an engine says about itself; None when it cannot be asked: the analysis will tell why."""

@@ -1,4 +1,4 @@
-"""Health and metrics of the operator itself."""
+"""Answers /healthz, /readyz and /metrics."""
 
 from __future__ import annotations
 
@@ -6,29 +6,26 @@ import time
 from collections.abc import Callable
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import generate_latest
+
+from ddtree_operator.handlers.freshness import Freshness
+from ddtree_operator.handlers.metrics import Metrics
 
 
 class Health:
-    """Answers /healthz, /readyz and /metrics. Liveness is the age of the last complete resync: a process whose
-    watches died and whose resync hangs is dead, however alive it looks.
+    """Liveness is what the operator sees, not that it runs: a complete list of its resources at least every few
+    resyncs, and nothing in it that the watch never delivered. A process that fails in this has to be started anew.
     """
 
-    def __init__(self, resync: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, resync: float, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._limit = max(120.0, 6 * resync)
         self._last = clock()
+        self._metrics = metrics
+        self.freshness = Freshness(clock)
         self.ready = False
-        self.registry = CollectorRegistry()
-        self.reconciles = Histogram(
-            "ddtree_operator_reconcile_seconds", "Duration of one reconcile.", registry=self.registry
-        )
-        self.failures = Counter(
-            "ddtree_operator_reconcile_errors_total", "Reconciles that ended in an error.", registry=self.registry
-        )
-        self.writes = Gauge("ddtree_operator_api_writes", "Writes to the API server so far.", registry=self.registry)
-        self.age = Gauge("ddtree_operator_resync_age_seconds", "Age of the last resync.", registry=self.registry)
-        self.age.set_function(lambda: self._clock() - self._last)
+        metrics.resync_age.set_function(lambda: self._clock() - self._last)
+        metrics.watch_lag.set_function(lambda: self.freshness.lag)
 
     def resynced(self) -> None:
         """A complete list of resources was just read."""
@@ -36,22 +33,27 @@ class Health:
         self.ready = True
 
     @property
-    def alive(self) -> bool:
-        """False when nothing was heard from the API server for too long."""
-        return self._clock() - self._last < self._limit
+    def ailment(self) -> str:
+        """What is wrong, in one sentence; "" while the operator sees its resources."""
+        age, lag = self._clock() - self._last, self.freshness.lag
+        if age >= self._limit:
+            return f"no list of the resources was read for {age:.0f} s"
+        if lag >= self._limit:
+            return f"a change that lists have shown for {lag:.0f} s has not come by watch"
+        return ""
 
     async def start(self, host: str, port: int) -> web.AppRunner:
         """Serve; the runner's ``cleanup`` ends it."""
 
         async def healthz(_: web.Request) -> web.Response:
-            text = "ok" if self.alive else f"no resync for {self._clock() - self._last:.0f} s"
-            return web.Response(text=text, status=200 if self.alive else 503)
+            return web.Response(text=self.ailment or "ok", status=503 if self.ailment else 200)
 
         async def readyz(_: web.Request) -> web.Response:
             return web.Response(text="ok" if self.ready else "starting", status=200 if self.ready else 503)
 
         async def metrics(_: web.Request) -> web.Response:
-            return web.Response(body=generate_latest(self.registry), content_type="text/plain")
+            text = generate_latest(self._metrics.registry)
+            return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
         app = web.Application()
         app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])

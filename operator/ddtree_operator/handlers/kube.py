@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -46,6 +46,7 @@ POD = Kind("/api/v1", "pods")
 JOB = Kind("/apis/batch/v1", "jobs")
 NODE = Kind("/api/v1", "nodes", namespaced=False)
 EVENT = Kind("/api/v1", "events")
+LEASE = Kind("/apis/coordination.k8s.io/v1", "leases")
 
 _BY_KIND = {
     "Deployment": DEPLOYMENT,
@@ -55,6 +56,7 @@ _BY_KIND = {
     "Job": JOB,
     "Secret": SECRET,
     "Event": EVENT,
+    "Lease": LEASE,
 }
 
 
@@ -72,8 +74,14 @@ class Kube:
     def __init__(self, api: Any, timeout: float = 30.0) -> None:
         self._api = api
         self._timeout = timeout
-        self.writes = 0
-        self.on_write: Callable[[str, str], Awaitable[None]] | None = None  # tests stop the operator here
+        self._may_write: Callable[[], bool] = lambda: True
+        self.on_answer: Callable[[str, str, int], None] = lambda verb, resource, code: None  # code 0: no answer
+
+    def fenced(self, may_write: Callable[[], bool]) -> Kube:
+        """The same connection, which refuses to write while ``may_write`` says no."""
+        other = Kube(self._api, self._timeout)
+        other._may_write, other.on_answer = may_write, self.on_answer
+        return other
 
     @classmethod
     async def connect(cls) -> Kube:
@@ -92,6 +100,8 @@ class Kube:
     async def _call(
         self, method: str, path: str, query: dict[str, str] | None = None, body: Any = None, content: str = ""
     ) -> bytes:
+        if method != "GET" and not self._may_write():
+            raise ApiError(0, "this replica does not lead any more")
         headers = {"Accept": "application/json"}
         if content:
             headers["Content-Type"] = content
@@ -109,16 +119,24 @@ class Kube:
             )
             data: bytes = await answer.read()
         except ApiException as error:
+            self._count(method, path, int(error.status or 0))
             raise ApiError(int(error.status or 0), _message(error)) from None
         except Exception as error:  # the client library lets aiohttp's and ssl's errors through
+            self._count(method, path, 0)
             raise ApiError(0, f"API server not reached: {error or type(error).__name__}") from None
+        self._count(method, path, int(answer.status))
         if answer.status >= 400:
             raise ApiError(answer.status, _body_message(data) or str(answer.reason))
-        if method != "GET":
-            self.writes += 1
-            if self.on_write is not None:
-                await self.on_write(method, path)
         return data
+
+    def _count(self, method: str, path: str, code: int) -> None:
+        """Verb and resource as the API server's own metrics name them."""
+        parts = path.split("/")[(3 if path.startswith("/api/") else 4) :]
+        if parts[0] == "namespaces" and len(parts) > 2:
+            parts = parts[2:]
+        resource = "/".join(parts[:1] + parts[2:3])
+        verb = {"GET": "get" if len(parts) > 1 else "list", "POST": "create"}.get(method, method.lower())
+        self.on_answer(verb, resource, code)
 
     async def _object(self, *args: Any, **kwargs: Any) -> Object:
         found: Object = json.loads(await self._call(*args, **kwargs))

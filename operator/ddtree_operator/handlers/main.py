@@ -5,29 +5,16 @@ kopf's handlers here only put keys in line: no annotations, no finalizers, nothi
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import logging
 import os
-import ssl
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import kopf
 
-from ddtree_operator.alerts.guards import Tokens
 from ddtree_operator.alerts.ledger import ANNOTATION_ALERTS
-from ddtree_operator.alerts.receiver import Receiver
 from ddtree_operator.api.names import ANNOTATION_ACTION, GROUP, LABEL_DEPLOYMENT, PLURAL, VERSION
-from ddtree_operator.handlers.alerting import Recorder
-from ddtree_operator.handlers.health import Health
-from ddtree_operator.handlers.kube import DDTREE, ApiError, Kube
-from ddtree_operator.handlers.queue import Queue
-from ddtree_operator.handlers.reconcile import Reconciler
+from ddtree_operator.handlers.operator import Operator
 from ddtree_operator.handlers.settings import Settings
-
-log = logging.getLogger("ddtree.operator")
 
 # Children whose changes make their resource worth a look.
 CHILDREN = (("apps", "v1", "deployments"), ("", "v1", "pods"), ("batch", "v1", "jobs"))
@@ -46,88 +33,6 @@ def service_account(folder: Path = SERVICE_ACCOUNT) -> kopf.ConnectionInfo | Non
     return kopf.ConnectionInfo(
         server=f"https://{address}:{port}", ca_path=str(folder / "ca.crt"), token=token.read_text().strip()
     )
-
-
-def server_tls(folder: Path) -> ssl.SSLContext:
-    """TLS from a mounted Secret; clients need a certificate of its CA when there is a ``ca.crt``."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
-    if (folder / "ca.crt").is_file():
-        context.load_verify_locations(folder / "ca.crt")
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
-class Operator:
-    """Everything that lives as long as the process."""
-
-    def __init__(self, settings: Settings, namespaces: list[str], host: str, port: int) -> None:
-        self.settings = settings
-        self.namespaces = namespaces
-        self.health = Health(settings.resync)
-        self._host, self._port = host, port
-        self._queue: Queue | None = None
-        self._stack = contextlib.AsyncExitStack()
-        self._kube: Kube | None = None
-        self._reconciler: Reconciler | None = None
-
-    async def start(self) -> None:
-        """Connect and start working."""
-        self._kube = await Kube.connect()
-        self._stack.push_async_callback(self._kube.close)
-        session = await self._stack.enter_async_context(aiohttp.ClientSession())
-        self._reconciler = Reconciler(self._kube, self.settings, session, lambda ns, name: self.wake(ns, name))
-        self._stack.push_async_callback(self._reconciler.analyses.close)
-        self._queue = Queue(self._work)
-        self._queue.start()
-        self._stack.push_async_callback(self._queue.stop)
-        runner = await self.health.start(self._host, self._port)
-        self._stack.push_async_callback(runner.cleanup)
-        await self._receive_alerts()
-        resync = asyncio.create_task(self._resync(), name="resync")
-        self._stack.callback(resync.cancel)
-
-    async def _receive_alerts(self) -> None:
-        wanted = self.settings.alerts
-        if wanted is None:
-            return
-        assert self._kube is not None
-        recorder = Recorder(self._kube, self.wake)
-        receiver = Receiver(Tokens(Path(wanted.token_file)), frozenset(self.namespaces), recorder.store)
-        tls = server_tls(Path(wanted.tls_folder)) if wanted.tls_folder else None
-        runner = await receiver.start(self._host, wanted.port, tls)
-        self._stack.push_async_callback(runner.cleanup)
-
-    async def stop(self) -> None:
-        """Stop; whatever was under way is picked up by the next start."""
-        await self._stack.aclose()
-
-    def wake(self, namespace: str, name: str) -> None:
-        """Put a resource in line."""
-        if self._queue is not None:
-            self._queue.add((namespace, name))
-
-    async def _work(self, key: tuple[str, str]) -> float | None:
-        assert self._reconciler is not None
-        with self.health.reconciles.time(), self.health.failures.count_exceptions():
-            try:
-                return await self._reconciler.reconcile(key)
-            finally:
-                assert self._kube is not None
-                self.health.writes.set(self._kube.writes)
-
-    async def _resync(self) -> None:
-        assert self._kube is not None
-        while True:
-            try:
-                for namespace in self.namespaces:
-                    for resource in await self._kube.list(DDTREE, namespace):
-                        meta = resource["metadata"]
-                        self.wake(meta["namespace"], meta["name"])
-                self.health.resynced()
-            except ApiError as error:
-                log.warning("resync failed: %s", error)
-            await asyncio.sleep(self.settings.resync)
 
 
 def build(settings: Settings, namespaces: list[str], host: str = "0.0.0.0", port: int = 8080) -> kopf.OperatorRegistry:
@@ -159,6 +64,7 @@ def build(settings: Settings, namespaces: list[str], host: str = "0.0.0.0", port
     async def changed(namespace: str | None, name: str | None, body: Any, type: str | None, **_: Any) -> None:
         """Wake for what people change. The operator's own status writes come back as events, and are none."""
         meta = body["metadata"]
+        operator.health.freshness.delivered(body, deleted=type == "DELETED")
         now = (
             meta.get("generation"),
             meta.get("annotations", {}).get(ANNOTATION_ACTION),

@@ -36,9 +36,11 @@ def object_name(deployment: str, hash_: str) -> str:
     return f"{deployment}-{hash_}"
 
 
-def state_patch(revision: Revision) -> dict[str, Any]:
-    """Merge patch that brings a ControllerRevision's state up to date."""
-    return {"metadata": {"annotations": {ANNOTATION_STATE: _state(revision)}}}
+def state_patch(revision: Revision, version: str) -> dict[str, Any]:
+    """Merge patch that brings a ControllerRevision's state up to date, from the version that was read: what was
+    decided on older facts must not overwrite newer ones.
+    """
+    return {"metadata": {"resourceVersion": version, "annotations": {ANNOTATION_STATE: _state(revision)}}}
 
 
 def _state(revision: Revision) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from ddtree_operator.alerts import ledger
 from ddtree_operator.analysis.prompts import Prompt, load_prompts, shipped_prompts
@@ -30,6 +31,8 @@ from ddtree_operator.handlers.memory import from_object
 from ddtree_operator.handlers.neighbours import Neighbours
 from ddtree_operator.handlers.outlooks import Outlooks, pace_of
 from ddtree_operator.handlers.places import place
+from ddtree_operator.handlers.watches import Key as WatchKey
+from ddtree_operator.handlers.watches import Watches
 
 PROMPTS_KEY = "prompts.jsonl"
 LOG_LINES = 100  # of a crashed engine
@@ -47,7 +50,9 @@ class View:
     order: Order | None = None
     prompts: list[Prompt] = field(default_factory=list)
     objects: dict[str, Object] = field(default_factory=dict)  # Deployments by name
+    versions: dict[str, str] = field(default_factory=dict)  # of ControllerRevisions, by hash
     analysis_key: Key | None = None
+    watch_key: WatchKey | None = None
     request_error: str = ""
 
 
@@ -55,9 +60,16 @@ class Observer:
     """Reads; changes nothing."""
 
     def __init__(
-        self, kube: Kube, builds: Builds, keeping: Keeping, neighbours: Neighbours, analyses: Analyses
+        self,
+        kube: Kube,
+        builds: Builds,
+        keeping: Keeping,
+        neighbours: Neighbours,
+        analyses: Analyses,
+        watches: Watches,
     ) -> None:
         self._kube = kube
+        self._watches = watches
         self._last_words: dict[tuple[str, str, int], str] = {}  # (namespace, pod, restarts) -> end of the log
         self._builds = builds
         self._keeping = keeping
@@ -84,6 +96,9 @@ class Observer:
         problems = [Problem("ServiceTaken", service_problem)] if service_problem else []
         view = View(resource, Observed(), request_error=request_error)
         view.objects = {d["metadata"]["name"]: d for d in deployments}
+        view.versions = {
+            r["metadata"].get("labels", {}).get(LABEL_REVISION, ""): r["metadata"]["resourceVersion"] for r in records
+        }
         build: BuildFact | None = None
         placement: PlacementFact | None = None
         way_back: WayBack | None = None
@@ -108,6 +123,9 @@ class Observer:
                 outlook, problem = await self._outlooks.of((namespace, name), view.spec.canary.analysis, pace, source)
                 problems += [problem] if problem else []
                 analysis = await self._analysis(view, wanted, namespace, name)
+            if wanted is not None and wanted.result == "promoted" and wanted.progress is not None:
+                view.watch_key = (namespace, name, wanted.hash, wanted.attempt)
+                view.prompts, _ = await self._prompts(view.spec, namespace)
         view.observed = Observed(
             revisions=known,
             sets=await self._with_last_words(read.engine_sets(deployments, pods), pods, namespace),
@@ -123,6 +141,7 @@ class Observer:
             outlook=outlook,
             request=request,
             alerts=tuple(fact for record in records for fact in _alerts(record)),
+            watch=self._watches.fact(view.watch_key) if view.watch_key is not None else None,
         )
         return view
 
@@ -203,7 +222,7 @@ class Observer:
     async def _prompts(self, spec: DDTreeSpec, namespace: str) -> tuple[list[Prompt], Problem | None]:
         ref = spec.canary.analysis.prompts
         if ref is None or ref.config_map_ref is None:
-            return shipped_prompts(), None
+            return list(_shipped()), None
         name = ref.config_map_ref
         found = await self._kube.get(CONFIG_MAP, namespace, name)
         if found is None:
@@ -223,6 +242,11 @@ class Observer:
         key = (namespace, name, wanted.hash, wanted.attempt, wanted.progress.step)
         view.analysis_key = key
         return self._analyses.fact(key)
+
+
+@cache
+def _shipped() -> tuple[Prompt, ...]:
+    return tuple(shipped_prompts())
 
 
 def _alerts(record: Object) -> tuple[AlertFact, ...]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable
 
 log = logging.getLogger("ddtree.queue")
@@ -21,8 +23,12 @@ class Queue:
         workers: int = 4,
         first_retry: float = 0.5,
         last_retry: float = 30.0,
+        waited: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._work = work
+        self._waited = waited  # told how long each key was in line
+        self._since: dict[Key, float] = {}
+        self._closing = False
         self._workers = workers
         self._first, self._last = first_retry, last_retry
         self._ready: asyncio.Queue[Key] = asyncio.Queue()
@@ -32,13 +38,15 @@ class Queue:
         self._failures: dict[Key, int] = {}
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._idle = asyncio.Event()  # while closing: set when nothing is under way
 
     def add(self, key: Key) -> None:
         """Put a key in line; once is enough."""
         if key in self._busy:
             self._dirty.add(key)
-        elif key not in self._waiting:
+        elif key not in self._waiting and not self._closing:
             self._waiting.add(key)
+            self._since[key] = time.monotonic()
             self._ready.put_nowait(key)
 
     def add_later(self, key: Key, seconds: float) -> None:
@@ -60,10 +68,18 @@ class Queue:
         """Start the workers."""
         self._tasks = [asyncio.create_task(self._loop(), name=f"worker {i}") for i in range(self._workers)]
 
-    async def stop(self) -> None:
-        """Stop the workers after cancelling what they do."""
+    async def stop(self, grace: float = 0.0) -> None:
+        """Stop the workers; work that is not done after ``grace`` seconds is cancelled."""
+        self._closing = True
         for timer in self._timers.values():
             timer.cancel()
+        if self._busy:
+            self._idle.clear()
+        else:
+            self._idle.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                await self._idle.wait()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -72,6 +88,9 @@ class Queue:
         while True:
             key = await self._ready.get()
             self._waiting.discard(key)
+            self._waited(time.monotonic() - self._since.pop(key, time.monotonic()))
+            if self._closing:
+                continue
             self._busy.add(key)
             try:
                 again = await self._work(key)
@@ -87,6 +106,8 @@ class Queue:
                 self.add_later(key, delay)
             finally:
                 self._busy.discard(key)
+                if not self._busy:
+                    self._idle.set()
                 if key in self._dirty:
                     self._dirty.discard(key)
                     self.add(key)

@@ -9,18 +9,20 @@ from typing import Any
 import aiohttp
 
 from ddtree_operator.analysis.types import Verdict
-from ddtree_operator.core.actions import Analyze, Emit
+from ddtree_operator.core.actions import QUIET, Analyze, Emit, Watch
 from ddtree_operator.core.decide import decide
 from ddtree_operator.core.facts import Problem
-from ddtree_operator.handlers import records
+from ddtree_operator.handlers import logs, records
 from ddtree_operator.handlers.act import Actor
 from ddtree_operator.handlers.analyses import Analyses, Key, Running
 from ddtree_operator.handlers.builds import Builds
 from ddtree_operator.handlers.keeping import Keeping
 from ddtree_operator.handlers.kube import DDTREE, ApiError, Kube
+from ddtree_operator.handlers.metrics import Metrics
 from ddtree_operator.handlers.neighbours import Neighbours
 from ddtree_operator.handlers.observe import Observer, View
 from ddtree_operator.handlers.settings import Settings
+from ddtree_operator.handlers.watches import Watches
 from ddtree_operator.rollout.merge import difference
 
 log = logging.getLogger("ddtree.reconcile")
@@ -33,16 +35,20 @@ _MOVING = {"Building", "Placing", "Starting", "Analyzing", "Promoting", "Pending
 class Reconciler:
     """Joins observer, core and actor."""
 
-    def __init__(self, kube: Kube, settings: Settings, session: aiohttp.ClientSession, wake: Any) -> None:
+    def __init__(
+        self, kube: Kube, settings: Settings, session: aiohttp.ClientSession, wake: Any, metrics: Metrics
+    ) -> None:
         self._kube = kube
         self._settings = settings
+        self._metrics = metrics
         self._resources: dict[tuple[str, str], dict[str, Any]] = {}
         self.analyses = Analyses(session, self._save_record, wake)
         builds = Builds(kube, settings.build)
         neighbours = Neighbours(kube, settings.namespaces, everywhere=settings.all_pods)
         keeping = Keeping(builds, settings.build)
-        self._observer = Observer(kube, builds, keeping, neighbours, self.analyses)
-        self._actor = Actor(kube, builds, keeping, self.analyses, settings, session)
+        self.watches = Watches(session, wake, lambda key: metrics.divergences.labels(*key[:3]).inc())
+        self._observer = Observer(kube, builds, keeping, neighbours, self.analyses, self.watches)
+        self._actor = Actor(kube, builds, keeping, self.analyses, self.watches, settings, session)
 
     async def _save_record(self, key: Key, run: Running, verdict: Verdict) -> str:
         resource = self._resources.get(key[:2])
@@ -50,11 +56,17 @@ class Reconciler:
 
     async def reconcile(self, key: tuple[str, str]) -> float | None:
         """One look. Returns seconds until the next one is wanted; None for a resource that is gone."""
+        with logs.about(namespace=key[0], name=key[1]):
+            return await self._look(key)
+
+    async def _look(self, key: tuple[str, str]) -> float | None:
         namespace, name = key
         resource = await self._kube.get(DDTREE, namespace, name)
         if resource is None or resource["metadata"].get("deletionTimestamp"):
             self.analyses.forget(namespace, name)
+            self.watches.forget(namespace, name)
             self._resources.pop(key, None)
+            self._metrics.forget(key)
             return None
         self._resources[key] = resource
         view = await self._observer.look(resource)
@@ -69,14 +81,22 @@ class Reconciler:
             status=old,
         )
         self.analyses.forget(namespace, name, keep=view.analysis_key)
+        watching = any(isinstance(a, Watch) for a in decision.actions)
+        self.watches.forget(namespace, name, keep=view.watch_key if watching else None)
         if decision.status.get("phase") != "Starting" and not any(isinstance(a, Analyze) for a in decision.actions):
             self.analyses.rest(namespace, name)  # a record stays as it was when somebody decided over it
+        logs.add(revision=str(decision.status.get("revision") or ""), step=str(decision.status.get("step") or ""))
+        self._metrics.looked(key, view.observed, decision.status)
         try:
             for action in decision.actions:
-                if not isinstance(action, Emit | Analyze):
-                    log.info("%s/%s: %s", namespace, name, _brief(action))
+                if not isinstance(action, QUIET):
+                    log.info("%s", _brief(action))
                 await self._actor.act(view, action)
+                self._metrics.acted(view.observed, action)
         except ApiError as error:
+            if error.status == 409:  # somebody else wrote meanwhile: what was decided may be old
+                log.info("%s", error)
+                return 0.2
             if error.status in {403, 422}:  # it will not go away by itself: somebody has to know
                 text = f"the API server refuses what the operator writes: {error}"
                 await self._actor.emit(resource, Emit("Warning", "WriteRefused", text))

@@ -30,7 +30,17 @@ _BUILD_TEXT = {
     "device": "device",
     "python": "python",
 }
-_OTHER = {"insecureRegistries", "engineDefaults", "watchNamespaces", "resyncSeconds", "logLevel", "allPods", "alerts"}
+_OTHER = {
+    "insecureRegistries",
+    "engineDefaults",
+    "watchNamespaces",
+    "resyncSeconds",
+    "logLevel",
+    "logFormat",
+    "lease",
+    "allPods",
+    "alerts",
+}
 
 
 class SettingsError(ValueError):
@@ -56,6 +66,8 @@ class Settings:
     all_pods: bool = False  # whether the operator may list the pods of every namespace, to count GPUs
     resync: float = 30.0  # seconds after which a resource is looked at without any event
     alerts: AlertSettings | None = None  # None: no receiver
+    lease: str = ""  # name of the Lease that the working replica holds; "" when there is only ever one
+    log_format: str = "json"  # json | text
 
 
 def parse(text: str, where: str = DEFAULT_PATH) -> Settings:
@@ -98,6 +110,9 @@ def parse(text: str, where: str = DEFAULT_PATH) -> Settings:
         raise SettingsError(f"{where}: resyncSeconds must be a number from 1 to 3600, not {resync!r}")
     if not isinstance(raw.get("allPods", False), bool):
         raise SettingsError(f"{where}: allPods must be true or false, not {raw['allPods']!r}")
+    log_format = raw.get("logFormat", "json")
+    if log_format not in {"json", "text"}:
+        raise SettingsError(f"{where}: logFormat must be json or text, not {log_format!r}")
     return Settings(
         namespaces=tuple(_texts(raw, "watchNamespaces", where)),
         build=BuildConfig(**build),
@@ -109,6 +124,8 @@ def parse(text: str, where: str = DEFAULT_PATH) -> Settings:
         all_pods=raw.get("allPods") is True,
         resync=float(resync),
         alerts=_alerts(raw.get("alerts"), where),
+        lease=str(raw.get("lease") or ""),
+        log_format=log_format,
     )
 
 

@@ -7,6 +7,7 @@ import os
 import random
 import threading
 import time
+from dataclasses import fields, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -80,6 +81,8 @@ class Handler(BaseHTTPRequestHandler):
             path = self.path.partition("?")[0]
             if path == "/generate":
                 self._generate(body)
+            elif path == "/sim":
+                self._play(body)
             elif path in ("/tokenize", "/v1/tokenize"):
                 ids = encode(str(body.get("prompt", "")))
                 self._json({"tokens": ids, "count": len(ids), "max_model_len": 8192})
@@ -107,6 +110,18 @@ class Handler(BaseHTTPRequestHandler):
             self._send(200, metrics(engine).encode(), "text/plain; version=0.0.4; charset=utf-8")
         else:
             self._error(404, "Not Found")
+
+    def _play(self, changes: dict[str, Any]) -> None:
+        """Change the script while it plays."""
+        engine = self.server
+        try:
+            kinds = {f.name: type(f.default) for f in fields(Script)}
+            script = replace(engine.script, **{k: kinds[k](v) for k, v in changes.items()})
+        except (KeyError, ValueError) as error:
+            self._error(400, f"no such setting: {error}")
+            return
+        engine.script, engine.accept = script, accept_length(engine.settings, script)
+        self._json({"accept": engine.accept})
 
     def _generate(self, body: dict[str, Any]) -> None:
         engine, script = self.server, self.server.script

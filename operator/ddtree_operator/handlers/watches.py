@@ -1,0 +1,140 @@
+"""Prompts to promoted engines, slowly, held against what their canary answered."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from ddtree_operator.analysis.prompts import Prompt
+from ddtree_operator.analysis.types import Outcome, Sample
+from ddtree_operator.analysis.watch import Watch
+from ddtree_operator.core.facts import WatchFact
+from ddtree_operator.probe.generate import generate, tokenize, top2_gap
+from ddtree_operator.probe.http import EngineError
+
+log = logging.getLogger("ddtree.watch")
+
+Key = tuple[str, str, str, int]  # namespace, name, revision, attempt
+EVERY = 5.0  # seconds between two prompts to one resource
+EXPLAINED = 3  # differing texts that are looked into, per epoch: each costs a request per token
+
+
+@dataclass(slots=True)
+class Running:
+    """One watch under way."""
+
+    watch: Watch
+    urls: list[str]
+    task: asyncio.Task[None] | None = None
+    failed: str = ""  # why, once it has
+    asked: int = 0
+    explained: int = 0
+    prompts: list[Prompt] = field(default_factory=list)
+
+
+class Watches:
+    """All watches of this operator. Nothing of them is kept: after a restart the epoch begins anew."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        wake: Callable[[str, str], None],
+        diverged: Callable[[Key], None],
+        every: float = EVERY,
+    ) -> None:
+        self._session = session
+        self._wake = wake
+        self._diverged = diverged  # called for each text that differs from the canary's with no tie to explain it
+        self._every = every
+        self._running: dict[Key, Running] = {}
+
+    def fact(self, key: Key) -> WatchFact | None:
+        """What is known of one watch."""
+        run = self._running.get(key)
+        return WatchFact(key[2], key[3], bool(run.failed), run.failed) if run is not None else None
+
+    def epoch(self, key: Key) -> int | None:
+        """Epoch that is being watched; None when this watch does not run here."""
+        run = self._running.get(key)
+        return run.watch.epoch if run is not None else None
+
+    def begin(self, key: Key, watch: Watch, prompts: Sequence[Prompt], max_tokens: int, tie_gap: float) -> None:
+        """Begin a watch, or its next epoch."""
+        self.forget(key[0], key[1])
+        known = [p for p in prompts if p.id in watch.expected]
+        run = self._running[key] = Running(watch, [], prompts=known)
+        if not known:
+            log.warning("no watch: none of the prompts is in the canary's record any more")
+            return
+        run.task = asyncio.create_task(self._work(key, run, max_tokens, tie_gap), name=f"watch {'/'.join(key[:3])}")
+
+    def reach(self, key: Key, urls: Sequence[str]) -> None:
+        """The engines that serve now."""
+        self._running[key].urls = list(urls)
+
+    async def _work(self, key: Key, run: Running, max_tokens: int, tie_gap: float) -> None:
+        while not run.failed:
+            await asyncio.sleep(self._every)
+            if not run.urls:
+                continue
+            prompt = run.prompts[run.asked % len(run.prompts)]
+            url = run.urls[run.asked % len(run.urls)]
+            run.asked += 1
+            sample = await generate(self._session, url, prompt, max_tokens)
+            run.watch.add(sample)
+            if sample.error is None and not same_text(run.watch.expected[prompt.id], sample):
+                await self._look_into(key, run, url, prompt, sample, tie_gap)
+            outcome, reason = run.watch.state()
+            if outcome is Outcome.FAIL:
+                run.failed = reason
+                self._wake(key[0], key[1])
+
+    async def _look_into(
+        self, key: Key, run: Running, url: str, prompt: Prompt, sample: Sample, tie_gap: float
+    ) -> None:
+        """Whether some position of the text is a tie, where two engines may part and both be right."""
+        run.explained += 1
+        if run.explained > EXPLAINED:
+            return
+        try:
+            ids = await tokenize(self._session, url, prompt.text)
+            for i in range(len(sample.output_ids)):
+                if await top2_gap(self._session, url, ids + list(sample.output_ids[:i])) <= tie_gap:
+                    return
+        except EngineError as error:
+            log.warning("a text that differs from the canary's could not be explained: %s", error)
+            return
+        log.error("the text of prompt %s differs from the canary's, and it has no tie", prompt.id)
+        self._diverged(key)
+
+    def forget(self, namespace: str, name: str, *, keep: Key | None = None) -> None:
+        """Stop and drop the watches of a resource, all but ``keep``."""
+        for key in [k for k in self._running if k[:2] == (namespace, name) and k != keep]:
+            task = self._running.pop(key).task
+            if task is not None:
+                task.cancel()
+
+    async def close(self) -> None:
+        """Stop everything."""
+        tasks = [r.task for r in self._running.values() if r.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def same_text(recorded: Sample, answer: Sample) -> bool:
+    """Whether an answer has the ids of a recorded one, of which the record may keep only length and hash.
+
+    True as well when there is nothing to compare: no ids, or only those around a difference.
+    """
+    kept, ids = recorded.output_ids, answer.output_ids
+    whole = bool(kept) and len(kept) == recorded.completion_tokens and kept[0] != 0
+    if not whole or not ids or kept == ids:
+        return True
+    stand_in = int(hashlib.sha256(repr(ids).encode()).hexdigest()[:8], 16)
+    return kept == (stand_in,) * len(ids)

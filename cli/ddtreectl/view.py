@@ -267,6 +267,33 @@ def history(obj: Object, color: bool, now: datetime | None = None) -> str:
     return table(head, rows, RESULT_STYLES if color else None)
 
 
+def history_entry(entry: Object) -> str:
+    """Everything that the history says of one revision, in rows."""
+    names = {
+        "number": "number",
+        "revision": "revision",
+        "result": "result",
+        "reason": "reason",
+        "cause": "cause",
+        "by": "by",
+        "at": "at",
+        "algorithm": "algorithm",
+        "image": "image",
+        "acceptLength": "accept length",
+        "throughput": "tok/s",
+        "verdictDigest": "verdict",
+        "wentBackTo": "went back to",
+    }
+    rows = [(label, str(entry[key])) for key, label in names.items() if entry.get(key)]
+    alert = entry.get("alert") or {}
+    if alert:
+        labels = ", ".join(f"{k}={v}" for k, v in sorted((alert.get("labels") or {}).items()))
+        rows.append(("alert", f"{alert.get('name')}, since {alert.get('startsAt')}"))
+        rows.append(("", labels))
+    rows += [("log", f"{e.get('at')}  {e.get('by')}: {e.get('text')}") for e in entry.get("log") or []]
+    return "\n".join(f"{label:<14}{value}".rstrip() for label, value in rows)
+
+
 def nodes(obj: Object, color: bool) -> str:
     """Table of nodes and why each does or does not fit."""
     rows = [

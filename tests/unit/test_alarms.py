@@ -43,6 +43,10 @@ def test_an_alert_about_a_promoted_revision_goes_back_to_the_one_before() -> Non
     assert world.status["message"] == "alert AcceptLengthLow: 1.4 instead of 2.5"
     [row] = [h for h in world.status["history"] if h["revision"] == new]
     assert (row["result"], row["by"]) == ("rolledBack", "alert AcceptLengthLow")
+    assert (row["cause"], row["wentBackTo"]) == ("alert", old)
+    assert row["alert"]["name"] == "AcceptLengthLow"
+    assert row["alert"]["labels"] == {"a": "b"}
+    assert [e["verb"] for e in row["log"]] == ["alert"]
     assert not world.outages
 
 

@@ -260,6 +260,10 @@ def test_a_reason_that_is_too_long_is_refused(run: Run) -> None:
 def test_history_nodes_explain(run: Run) -> None:
     assert "rolledBack" in run("rollout history qwen3-8b")[1]
     assert len(json.loads(run("rollout history qwen3-8b -o json")[1])) == 3
+    number = json.loads(run("rollout history qwen3-8b -o json")[1])[2]["number"]
+    assert f"number        {number}" in run(f"rollout history qwen3-8b {number}")[1]
+    assert json.loads(run(f"rollout history qwen3-8b {number} -o json")[1])["number"] == number
+    assert run("rollout history qwen3-8b 99")[0] == 4
     placed = FakeCluster(analyzing(nodes=[{"name": "gpu-1", "fits": True}], pinned=["nvidia.com/gpu.product=H200"]))
     assert "pinned to: nvidia.com/gpu.product=H200" in run("nodes qwen3-8b", placed)[1]
     _, out, _ = run("explain qwen3-8b 2")

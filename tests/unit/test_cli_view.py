@@ -127,3 +127,30 @@ def test_finding_a_revision(wanted: str | None, number: int | None) -> None:
 )
 def test_ages(stamp: str | None, shown: str) -> None:
     assert output.age(stamp, NOW) == shown
+
+
+def test_one_entry_of_the_history_says_everything() -> None:
+    entry = {
+        "number": 7,
+        "revision": "8c1d2e3f40",
+        "result": "rolledBack",
+        "cause": "alert",
+        "by": "alert DDTreeAcceptLengthLow",
+        "wentBackTo": "3f2a1b9c0d",
+        "verdictDigest": "sha256:12",
+        "alert": {"name": "DDTreeAcceptLengthLow", "startsAt": "2026-11-30T01:00:00Z", "labels": {"b": "2", "a": "1"}},
+        "log": [{"at": "2026-11-30T01:00:05Z", "by": "ann", "verb": "promote", "text": "step 3 (pause) passed over"}],
+    }
+    assert view.history_entry(entry).splitlines() == [
+        "number        7",
+        "revision      8c1d2e3f40",
+        "result        rolledBack",
+        "cause         alert",
+        "by            alert DDTreeAcceptLengthLow",
+        "verdict       sha256:12",
+        "went back to  3f2a1b9c0d",
+        "alert         DDTreeAcceptLengthLow, since 2026-11-30T01:00:00Z",
+        "              a=1, b=2",
+        "log           2026-11-30T01:00:05Z  ann: step 3 (pause) passed over",
+    ]
+    assert view.history_entry({}) == ""

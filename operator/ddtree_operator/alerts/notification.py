@@ -17,8 +17,9 @@ LABEL_RESOURCE = "ddtreedeployment"
 LABEL_REVISION = "revision"
 MAX_ALERTS = 500  # in one notification
 MAX_LABELS = 64
-KEPT_LABELS = 16
-KEPT_CHARS = 200
+KEPT_LABELS = 12
+KEPT_CHARS = 120  # of names and values that are recorded
+MAX_CHARS = 2000  # of a value that comes in
 
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAME = re.compile(NAME_PATTERN.strip("^$"))
@@ -139,7 +140,7 @@ def _texts(labels: Any) -> bool:
     return (
         isinstance(labels, dict)
         and len(labels) <= MAX_LABELS
-        and all(isinstance(v, str) and len(v) <= 10 * KEPT_CHARS for v in labels.values())
+        and all(isinstance(v, str) and len(v) <= MAX_CHARS for v in labels.values())
     )
 
 

@@ -138,6 +138,14 @@ class LogEntry(StatusModel):
     text: str | None = Field(default=None, description="What was done and why, in one sentence.")
 
 
+class AlertState(StatusModel):
+    """The alert that rolled a revision back."""
+
+    name: str | None = Field(default=None, description="alertname.")
+    starts_at: str | None = Field(default=None, description="When it began (UTC, by Prometheus' clock).")
+    labels: dict[str, str] = Field(default_factory=dict, description="Its labels, cut to what there is room for.")
+
+
 class HistoryEntry(StatusModel):
     """One rollout and how it ended."""
 
@@ -152,6 +160,11 @@ class HistoryEntry(StatusModel):
     accept_length: str | None = Field(default=None, description="Accept length measured.")
     throughput: str | None = Field(default=None, description="Tokens per second measured, single requests.")
     verdict_digest: str | None = Field(default=None, description="Digest of the recorded verdict.")
+    cause: str | None = Field(
+        default=None, description="Of a rollback: analysis, build, engine, deadline, alert, watch or person."
+    )
+    went_back_to: str | None = Field(default=None, description="Hash of the revision that serves instead.")
+    alert: AlertState | None = Field(default=None, description="The alert that rolled it back.")
     log: list[LogEntry] = Field(default_factory=list, description="Commands to this rollout, newest last, bounded.")
 
 

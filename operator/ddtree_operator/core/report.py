@@ -14,6 +14,7 @@ from ddtree_operator.core.units import clip, iso
 HISTORY = 20  # entries kept in status
 LOG_SHOWN = 2  # entries of the log of past revisions; the wanted one's is shown whole
 BUILD_FAILED = "build failed: "  # how the reason of such a rollback begins
+ALERT_LABELS = 8  # of an alert shown in a row of the history
 NODES = 50  # rows of the node table kept in status
 
 # Conditions that become Events when they turn False, with the reasons that are no news or have an Event of their own.
@@ -68,10 +69,22 @@ def _history(r: Round, wanted: str) -> list[dict[str, Any]]:
             "acceptLength": _short(rev.summary.get("acceptLength")),
             "throughput": _short(rev.summary.get("throughput")),
             "verdictDigest": rev.summary.get("digest", ""),
+            "cause": rev.cause if rev.blocked else "",
+            "wentBackTo": rev.fallback if rev.blocked else "",
+            "alert": _alert(rev),
         }
         shown = list(rev.log if rev.hash == wanted else rev.log[-LOG_SHOWN:])
         rows.append(row | {k: v for k, v in optional.items() if v} | ({"log": shown} if shown else {}))
     return rows
+
+
+def _alert(rev: Revision) -> dict[str, Any]:
+    """The alert that rolled a revision back; {} when none did."""
+    acted = [x for x in rev.alarms if x.get("outcome") == "rolledBack"] if rev.cause == "alert" else []
+    if not acted:
+        return {}
+    labels = dict(list(acted[-1].get("labels", {}).items())[:ALERT_LABELS])
+    return {"name": acted[-1].get("name", ""), "startsAt": acted[-1].get("startsAt", ""), "labels": labels}
 
 
 def _brief(rev: Revision) -> dict[str, Any]:

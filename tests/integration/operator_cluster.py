@@ -35,6 +35,7 @@ NAMESPACES = (
     "op-deleted",
     "op-way-back",
     "op-swap",
+    "op-replicas",
 )
 PATIENCE = 240.0  # seconds; the machine may be busy
 CHART = ROOT / "charts/ddtree-operator"

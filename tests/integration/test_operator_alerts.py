@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -163,6 +164,22 @@ def alarms(operator: Installed, revision: str) -> list[Object]:
     assert found["metadata"]["labels"][LABEL_DEPLOYMENT] == NAME
     rows: list[Object] = json.loads(found["metadata"]["annotations"]["ddtree.dev/state"]).get("alarms", [])
     return rows
+
+
+def test_the_operators_own_watch_finds_a_fall_without_any_alert(operator: Installed) -> None:
+    quiet = {"alerts": {"enabled": False}}
+    operator.apply(NS, "w", operator.spec("DFLASH", rollback=quiet))
+    first = operator.reaches(NS, "w", "Stable")["revision"]
+    operator.apply(NS, "w", operator.spec("DDTREE", rollback=quiet))
+    status = operator.reaches(NS, "w", "Stable", "RolledBack")
+    assert status["phase"] == "Stable", status["message"]
+    spoil(operator, status["revision"])
+    began = time.monotonic()
+    status = operator.reaches(NS, "w", "RolledBack", saying="after promotion: accept length 1.")
+    print(f"watch: rolled back after {time.monotonic() - began:.0f} s")
+    entry = status["history"][-1]
+    assert (entry["cause"], entry["wentBackTo"]) == ("watch", first)
+    operator.until(lambda: operator.status(NS, "w")["stable"]["revision"] == first, "the first revision serves again")
 
 
 def test_prometheus_sees_the_operators_own_numbers(operator: Installed, first: str) -> None:

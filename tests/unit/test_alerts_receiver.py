@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import ssl
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from ddtree_operator.alerts.receiver import Limits, Receiver
 from ddtree_operator.handlers import alerting
 from ddtree_operator.handlers.alerting import Recorder
 from ddtree_operator.handlers.kube import ApiError
+from ddtree_operator.handlers.operator import read_certificate, server_tls
 from unit.alert_bodies import REVISION, TOKEN, Revisions, alert, notification
 
 pytestmark = [pytest.mark.unit, pytest.mark.asyncio]
@@ -308,3 +311,42 @@ async def test_a_bucket_refills() -> None:
     assert [bucket.take() for _ in range(5)] == [True] * 4 + [False]
     now[0] = 1.0
     assert [bucket.take() for _ in range(3)] == [True, True, False]
+
+
+async def test_tls_with_a_certificate_that_is_exchanged_while_it_runs(tmp_path: Path) -> None:
+    """The same context serves the new certificate; without TLS, or with a stranger's, nobody gets through."""
+
+    def certificate(name: str) -> ssl.SSLContext:
+        key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", tmp_path / "tls.key"]
+        names = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
+        command = ["openssl", "req", "-x509", "-days", "1", *key, "-out", tmp_path / "tls.crt", *names]
+        subprocess.run(command, check=True, capture_output=True)
+        return ssl.create_default_context(cafile=str(tmp_path / "tls.crt"))
+
+    old = certificate("old")
+    server = server_tls(tmp_path)
+    (tmp_path / "token").write_text(TOKEN)
+    api = Revisions()
+    api.put("llm", "m", REVISION)
+    recorder = Recorder(api, lambda *_: None)  # type: ignore[arg-type]
+    made = Receiver(Tokens(tmp_path / "token"), frozenset({"llm"}), recorder.store)
+    runner = await made.start("127.0.0.1", 0, server)
+    url = f"https://127.0.0.1:{runner.addresses[0][1]}/alerts"
+
+    async def code(trust: ssl.SSLContext) -> int:
+        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(url, data=notification(alert()), headers=headers, ssl=trust) as answer,
+        ):
+            return answer.status
+
+    assert await code(old) == 200
+    new = certificate("new")
+    with pytest.raises(aiohttp.ClientConnectorCertificateError):
+        await code(new)
+    read_certificate(server, tmp_path)
+    assert await code(new) == 200
+    with pytest.raises(aiohttp.ClientConnectorCertificateError):
+        await code(old)
+    await runner.cleanup()

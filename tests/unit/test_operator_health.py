@@ -19,7 +19,9 @@ from ddtree_operator.handlers.freshness import Freshness
 from ddtree_operator.handlers.health import Health
 from ddtree_operator.handlers.kube import POD, SERVICE, ApiError, Kind, Kube
 from ddtree_operator.handlers.metrics import Metrics
+from ddtree_operator.handlers.operator import Operator
 from ddtree_operator.handlers.queue import Queue
+from ddtree_operator.handlers.settings import Settings
 
 pytestmark = pytest.mark.unit
 
@@ -91,6 +93,20 @@ def test_liveness_turns_red_when_lists_fail_and_when_the_watch_is_dead() -> None
     health.freshness.delivered(resource("a", "1"))
     health.freshness.listed([resource("a", "1")])
     assert health.ailment == ""
+
+
+@pytest.mark.asyncio
+async def test_a_task_that_fails_turns_liveness_red() -> None:
+    operator = Operator(Settings(), ["llm"], "127.0.0.1", 0)
+
+    async def fails() -> None:
+        raise RuntimeError("no such thing")
+
+    operator._task(fails(), "terms")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert operator.health.ailment == "terms ended: no such thing"
+    await operator.stop()
 
 
 # metrics ------------------------------------------------------------------------------------------------------------

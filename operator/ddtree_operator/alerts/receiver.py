@@ -120,6 +120,8 @@ class Receiver:
             notification = parse(body)
         except web.HTTPRequestEntityTooLarge:
             return _say(413, f"the body has more than {MAX_BODY} bytes; set max_alerts in Alertmanager"), []
+        except (web.RequestPayloadError, ConnectionError):
+            return _say(400, "the body broke off"), []
         except TimeoutError:
             return _say(503, f"the body did not arrive within {READ_SECONDS:g} s"), []
         except NotificationError as error:

@@ -24,6 +24,7 @@ class Health:
         self._metrics = metrics
         self.freshness = Freshness(clock)
         self.ready = False
+        self.broken = ""  # why this process cannot go on; "" while it can
         metrics.resync_age.set_function(lambda: self._clock() - self._last)
         metrics.watch_lag.set_function(lambda: self.freshness.lag)
 
@@ -35,6 +36,8 @@ class Health:
     @property
     def ailment(self) -> str:
         """What is wrong, in one sentence; "" while the operator sees its resources."""
+        if self.broken:
+            return self.broken
         age, lag = self._clock() - self._last, self.freshness.lag
         if age >= self._limit:
             return f"no list of the resources was read for {age:.0f} s"

@@ -31,11 +31,16 @@ FINISH = 10.0  # seconds that looks under way get before a term ends
 def server_tls(folder: Path) -> ssl.SSLContext:
     """TLS from a mounted Secret; clients need a certificate of its CA when there is a ``ca.crt``."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    read_certificate(context, folder)
     if (folder / "ca.crt").is_file():
         context.load_verify_locations(folder / "ca.crt")
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+def read_certificate(context: ssl.SSLContext, folder: Path) -> None:
+    """The certificate as it is now; connections that are made from now on use it."""
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
 
 
 class Term:
@@ -79,6 +84,7 @@ class Operator:
         self._session: aiohttp.ClientSession | None = None
         self._election: Election | None = None
         self._term: Term | None = None
+        self._tls: ssl.SSLContext | None = None
 
     async def start(self) -> None:
         """Connect, serve, and work as soon as it is this replica's turn."""
@@ -101,7 +107,15 @@ class Operator:
 
     def _task(self, work: Coroutine[None, None, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._ended)
         self._stack.callback(task.cancel)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """These tasks run as long as the process; one that fails takes it along, by way of its liveness."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("%s ended: %s", task.get_name(), error, exc_info=error)
+            self.health.broken = f"{task.get_name()} ended: {error or type(error).__name__}"
 
     @property
     def leading(self) -> bool:
@@ -146,8 +160,8 @@ class Operator:
 
         store = Recorder(self._kube, self.wake).store
         receiver = Receiver(Tokens(Path(wanted.token_file)), frozenset(self.namespaces), store, count=count)
-        tls = server_tls(Path(wanted.tls_folder)) if wanted.tls_folder else None
-        runner = await receiver.start(self._host, wanted.port, tls)
+        self._tls = server_tls(Path(wanted.tls_folder)) if wanted.tls_folder else None
+        runner = await receiver.start(self._host, wanted.port, self._tls)
         self._stack.push_async_callback(runner.cleanup)
 
     async def stop(self) -> None:
@@ -162,7 +176,17 @@ class Operator:
     async def _resync(self) -> None:
         while True:
             await self._list()
+            self._renew_certificate()
             await asyncio.sleep(self.settings.resync)
+
+    def _renew_certificate(self) -> None:
+        """Certificates are exchanged in the mounted Secret before they expire."""
+        if self._tls is None or self.settings.alerts is None:
+            return
+        try:
+            read_certificate(self._tls, Path(self.settings.alerts.tls_folder))
+        except OSError as error:  # ssl's errors are OSErrors
+            log.warning("the alert receiver's certificate cannot be read, the one before stays: %s", error)
 
     async def _list(self) -> None:
         """Look at everything, whatever the watches say; standby replicas read along, to know that they could."""

@@ -23,15 +23,32 @@ async def generate(engine: Any, order: dict[str, Any]) -> dict[str, Any]:
 
     async def one(ids: list[int]) -> dict[str, Any]:
         async with gate:
-            begin = time.perf_counter()
-            answer = await engine.async_generate(input_ids=ids, sampling_params=order["params"])
-            return answer | {"seconds": time.perf_counter() - begin}
+            if not order.get("stream"):
+                return dict(await engine.async_generate(input_ids=ids, sampling_params=order["params"]))
+            seen, at, answer = 0, 0.0, {}
+            async for answer in await engine.async_generate(
+                input_ids=ids, sampling_params=order["params"], stream=True
+            ):
+                now, count = time.perf_counter(), answer["meta_info"]["completion_tokens"]
+                if seen and count > seen:
+                    steps_seen.append((now - at) * 1000)
+                    gaps_seen.extend([(now - at) * 1000 / (count - seen)] * (count - seen))
+                seen, at = count, now
+            return dict(answer)
 
+    gaps_seen: list[float] = []
+    steps_seen: list[float] = []
     begin = time.perf_counter()
     answers = await asyncio.gather(*(one(ids) for ids in order["prompts"]))
     metas = [a["meta_info"] for a in answers]
+    taken = time.perf_counter() - begin
+    itl = sorted(gaps_seen)
+    quantiles = {f"itl_p{q}": round(itl[min(len(itl) - 1, len(itl) * q // 100)], 4) for q in (50, 99)} if itl else {}
+    if steps_seen:  # between two answers of a request: a step, as long as no prefill comes between
+        quantiles["gap_p50"] = round(sorted(steps_seen)[len(steps_seen) // 2], 4)
     return {
-        "seconds": time.perf_counter() - begin,
+        "seconds": taken,
+        **quantiles,
         "outputs": [list(a["output_ids"]) for a in answers],
         "tokens": sum(m["completion_tokens"] for m in metas),
         "verify": [m.get("spec_verify_ct") or 0 for m in metas],
@@ -55,7 +72,12 @@ async def gaps(engine: Any, order: dict[str, Any]) -> dict[str, Any]:
 
 async def profile(engine: Any, order: dict[str, Any]) -> dict[str, Any]:
     """A run under the torch profiler; the trace lands in ``folder``."""
-    await engine.tokenizer_manager.start_profile(output_dir=order["folder"], activities=["CPU", "GPU"])
+    from sglang.srt.managers.io_struct import ProfileReq
+
+    request = ProfileReq(
+        output_dir=order["folder"], activities=order["activities"], with_stack=False, record_shapes=False
+    )
+    await engine.tokenizer_manager.start_profile(request)
     done = await generate(engine, order)
     await engine.tokenizer_manager.stop_profile()
     return done

@@ -12,13 +12,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sglang_ddtree.kernels import build, kv_move, mask, walk
+from sglang_ddtree.kernels import account, attention, build, kv_move, lse, mask, walk, window
 
 TREE_OUT = {"tokens": "*i64", "parents": "*i32", "depths": "*i32", "positions": "*i64", "scores": "*fp32",
             "counts": "*i32", "stats": "*fp32"}  # fmt: skip
 WALK = {"tokens": "*i64", "parents": "*i32", "target": "*i64", "prefix": "*i64", "accept_index": "*i32",
         "accept_len": "*i32", "commit_lens": "*i32", "bonus": "*i64", "out_tokens": "*i64", "new_seq_lens": "*i64",
         "Q": "i32", "D": "i32"}  # fmt: skip
+SHARED = {80: 166_912, 90: 232_448, 100: 232_448}  # bytes a block; 101,376 on the others
 # name: kernel, runtime arguments, constants, warps
 CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any], int]] = {}
 for dtype in ("fp32", "bf16"):
@@ -65,6 +66,60 @@ for word in (8, 4, 2, 1):
         {"P": 16, "CHUNK": 1024 // word, "WORD": word},
         4,
     )
+STRIDES = ("sq", "sqh", "sk", "skh", "sv", "svh", "so", "soh", "skc", "skch", "svc", "svch")
+for dim, group, stages, block_n, block_m, warps, split, tree in (
+    (64, 4, 2, 64, 16, 4, True, True),
+    (64, 4, 2, 64, 64, 4, True, True),
+    (64, 4, 2, 64, 128, 8, False, True),
+    (128, 4, 2, 64, 64, 4, True, True),
+    (128, 4, 2, 64, 64, 4, False, False),
+    (128, 4, 2, 64, 128, 8, False, True),
+    (256, 8, 2, 32, 64, 4, True, True),
+):
+    CASES[f"attention {dim}, {block_m} rows {'split' if split else 'whole'} {'tree' if tree else 'block'}"] = (
+        attention._verify_kernel,
+        {
+            **dict.fromkeys(("q", "k_new", "v_new", "o", "k_cache", "v_cache"), "*bf16"),
+            "indptr": "*i32",
+            "indices": "*i64",
+            "words": "*i32",
+            "part": "*fp32",
+            "part_ml": "*fp32",
+            "arrived": "*i32",
+            "scale": "fp32",
+            **dict.fromkeys(("Q", "W", "splits", *STRIDES), "i32"),
+        },
+        {"G": group, "D": dim, "BLOCK_D": dim, "BLOCK_M": block_m, "BLOCK_N": block_n, "TREE_N": 32, "TREE": tree,
+         "SPLIT": split, "MIN": attention.MIN_SPLIT, "STAGES": stages},
+        warps,
+    )  # fmt: skip
+CASES["list prefixes"] = (
+    attention._prefix_kernel,
+    {"table": "*i32", "rows": "*i64", "lens": "*i64", "indptr": "*i32", "indices": "*i64", "stride": "i32",
+     "batch": "i32"},
+    {"BATCH": 32, "BLOCK": 512},
+    4,
+)  # fmt: skip
+CASES["account"] = (
+    account._account_kernel,
+    {"scores": "*fp32", "depths": "*i32", "counts": "*i32", "accept_len": "*i32", "slots": "*i64", "sums": "*fp64",
+     "Q": "i32", "D": "i32", "stride": "i32"},
+    {"S": 64, "P": 16},
+    1,
+)  # fmt: skip
+CASES["open window"] = (
+    window._open_kernel,
+    {"table": "*i32", **dict.fromkeys(("rows", "lens", "roots", "slots", "ids", "positions"), "*i64"),
+     **dict.fromkeys(("stride", "N", "B", "mask_id"), "i32")},
+    {"S": 64},
+    1,
+)  # fmt: skip
+CASES["log-sum-exp"] = (
+    lse._lse_kernel,
+    {"logits": "*bf16", "out": "*fp32", "V": "i32", "stride": "i32", "P": "i32"},
+    {"TILE": lse._TILE, "TILES": lse._TILES},
+    8,
+)
 
 
 def main(capabilities: list[int]) -> int:
@@ -78,6 +133,8 @@ def main(capabilities: list[int]) -> int:
             try:
                 done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
                 spills = getattr(done.metadata, "n_spills", 0) or 0
+                if done.metadata.shared > SHARED.get(capability, 101_376):
+                    raise ValueError(f"{done.metadata.shared} bytes of shared memory")
                 line += f"  sm_{capability} {len(done.asm['cubin']):6d} B"
                 if spills:
                     line += f" ({spills} spills)"

@@ -1,7 +1,7 @@
 # ruff: noqa: E501 (tables are printed in one piece)
 """The engine on a GPU: parity with plain decoding, and throughput of plain, chain and trees. Writes one JSON file.
 
-usage: engine.py OUT.json --pair FOLDER --prompts IDS.json --phase parity,speed,steps,syncs [options]
+usage: engine.py OUT.json --pair FOLDER --prompts IDS.json --phase parity,speed,steps,profile,sample [options]
 
 All engines live at once on the GPU and take turns in random order, so that runs are paired in time. Each (engine,
 concurrency) runs once unmeasured first. A run's tokens, seconds, verify steps, accepted drafts and the hash of its
@@ -19,7 +19,6 @@ import select
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -33,13 +32,13 @@ COMMON: dict[str, Any] = {
     "context_length": 2048,
     "mem_fraction_static": 0.95,
     "sleep_on_idle": True,
-    "log_level": "warning",
+    "log_level": "info",
     "random_seed": 0,
 }
 
 
 def engine_kwargs(name: str, pair: Path, extra: dict[str, Any]) -> dict[str, Any]:
-    """Engine keywords of a name: plain, chain16, chain8, tree63, tree63+nooverlap, tree63+nograph, tree15+page16."""
+    """Engine keywords of a name: plain, chain16, chain8, tree63, tree63+nooverlap, tree63+nograph, tree15+page16, tree15+stock."""
     kind, *options = name.split("+")
     out = COMMON | extra | {"model_path": str(pair / "target")}
     if kind.startswith("chain"):
@@ -57,7 +56,9 @@ def engine_kwargs(name: str, pair: Path, extra: dict[str, Any]) -> dict[str, Any
             out |= {"disable_decode_cuda_graph": True}
         elif option.startswith("page"):
             out["page_size"] = int(option[4:])
-        elif option == "spine":
+        elif option.startswith("tp"):
+            out["tp_size"] = int(option[2:])
+        elif option in ("spine", "stock"):
             pass  # an environment variable, see Child
         else:
             raise SystemExit(f"unknown engine option {option!r}")
@@ -76,6 +77,8 @@ class Child:
         environment = dict(os.environ)
         if "+spine" in name:
             environment["SGLANG_DDTREE_SPINE"] = "1"
+        if "+stock" in name:
+            environment["SGLANG_DDTREE_ATTENTION"] = "stock"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, str(HERE / "child.py"), str(write), str(spec)],
@@ -155,6 +158,7 @@ def summary(order: dict[str, Any], got: dict[str, Any]) -> dict[str, Any]:
         "verify": verify,
         "correct": correct,
         "accept": round(statistics.mean(accept), 4) if accept else 1.0,
+        **{k: got[k] for k in ("itl_p50", "itl_p99", "gap_p50") if k in got},
         "sha256": hashlib.sha256(json.dumps(got["outputs"]).encode()).hexdigest()[:16],
     }
 
@@ -164,17 +168,18 @@ def parity(engines: dict[str, Child], prompts: list[list[int]], args: argparse.N
     prompts = prompts[: args.parity_count]
     order = {
         "prompts": prompts,
-        "concurrency": max(args.concurrency),
+        "concurrency": args.parity_concurrency,
         "params": {"temperature": 0, "max_new_tokens": args.tokens},
     }
-    plain = engines["plain"].ask("run", order)
+    first = next(name for name in engines if name.startswith("plain"))
+    plain = engines[first].ask("run", order)
     out: dict[str, Any] = {"plain": summary(order, plain), "against": []}
-    again = engines["plain"].ask("run", order | {"concurrency": 1, "prompts": prompts[:40]})
+    again = engines[first].ask("run", order | {"concurrency": 1, "prompts": prompts[:40]})
     repeat = sum(a == b for a, b in zip(again["outputs"], plain["outputs"], strict=False))
     out["plain at concurrency 1 equals plain"] = f"{repeat} of {len(again['outputs'])}"
     print("plain", out["plain"], "repeat", repeat, flush=True)
     for name, child in engines.items():
-        if name == "plain":
+        if name == first:
             continue
         try:
             got = child.ask("run", order)
@@ -189,7 +194,7 @@ def parity(engines: dict[str, Child], prompts: list[list[int]], args: argparse.N
                 parted.append({"prompt": i, "at": at, "plain": a[at : at + 1], "other": b[at : at + 1]})
         if parted:
             probe = [prompts[d["prompt"]] + plain["outputs"][d["prompt"]][: d["at"]] for d in parted]
-            for d, top in zip(parted, engines["plain"].ask("gap", {"prompts": probe})["top"], strict=True):
+            for d, top in zip(parted, engines[first].ask("gap", {"prompts": probe})["top"], strict=True):
                 d["gap"] = round(abs(top[0][0] - top[1][0]), 5)
                 d["between the top two"] = {top[0][1], top[1][1]} >= {*d["plain"], *d["other"]}
         row = {"engine": name, "equal": len(prompts) - len(parted), "of": len(prompts),
@@ -209,14 +214,14 @@ def speed(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Na
     deadline = time.monotonic() + args.budget
     only = {int(c): names.split("+") for c, _, names in (p.partition("=") for p in args.only.split(";") if p)}
     for concurrency in args.concurrency:
-        count = concurrency * (3 if concurrency <= 8 else 2)
-        chosen = [prompts[i % len(prompts)] for i in range(count)]
-        order = {"prompts": chosen, "concurrency": concurrency,
-                 "params": {"temperature": 0, "max_new_tokens": args.tokens, "ignore_eos": True}}  # fmt: skip
+        count = max(4, concurrency * 2)
         here = [n for n in only.get(concurrency, list(engines)) if n in engines]
         for repeat in range(-1, args.repeats):
             turn = list(here)
             rng.shuffle(turn)
+            chosen = [prompts[(i + max(repeat, 0) * count) % len(prompts)] for i in range(count)]
+            order = {"prompts": chosen, "concurrency": concurrency, "stream": True,
+                     "params": {"temperature": 0, "max_new_tokens": args.tokens, "ignore_eos": True}}  # fmt: skip
             for name in turn:
                 got = engines[name].ask("run", order)
                 if repeat >= 0:
@@ -230,17 +235,18 @@ def speed(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Na
             mine = [r for r in runs if r["engine"] == name and r["concurrency"] == concurrency]
             if mine:
                 print(f"c{concurrency:<3} {name:16} {statistics.median(r['tok_s'] for r in mine):9.1f} tok/s  "
-                      f"accept {mine[0]['accept']:.3f}  spread {min(r['tok_s'] for r in mine):.0f}-{max(r['tok_s'] for r in mine):.0f}  "
-                      f"tokens {mine[0]['tokens']}  {mine[0]['sha256']}", flush=True)  # fmt: skip
+                      f"accept {statistics.mean(r['accept'] for r in mine):.3f}  spread {min(r['tok_s'] for r in mine):.0f}-{max(r['tok_s'] for r in mine):.0f}  "
+                      f"itl {statistics.median(r['itl_p50'] for r in mine):.2f} {statistics.median(r['itl_p99'] for r in mine):.2f}  runs {len(mine)}", flush=True)  # fmt: skip
     return {"runs": runs}
 
 
 def steps(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Namespace) -> dict[str, Any]:
-    """Cost of one step: the same prompt in every slot, so that all requests step together."""
+    """Cost of one step: the same prompt in every slot, so that all requests step together. ``step_ms`` is the median
+    time between two answers of a request; ``spread_ms`` the whole run over its steps, prefill included."""
     rng = random.Random(args.seed)
     runs: list[dict[str, Any]] = []
     for batch in args.batches:
-        order = {"prompts": [prompts[0]] * batch, "concurrency": batch,
+        order = {"prompts": [prompts[0]] * batch, "concurrency": batch, "stream": True,
                  "params": {"temperature": 0, "max_new_tokens": args.step_tokens, "ignore_eos": True}}  # fmt: skip
         for repeat in range(-1, args.step_repeats):
             turn = list(engines)
@@ -250,7 +256,8 @@ def steps(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Na
                 count = max(got["verify"]) or args.step_tokens
                 if repeat >= 0:
                     runs.append({"engine": name, "repeat": repeat, "steps": count,
-                                 "step_ms": got["seconds"] * 1000 / count, **summary(order, got)})  # fmt: skip
+                                 "step_ms": got["gap_p50"], "spread_ms": round(got["seconds"] * 1000 / count, 4),
+                                 **summary(order, got)})  # fmt: skip
         for name in engines:
             mine = [r["step_ms"] for r in runs if r["engine"] == name and r["concurrency"] == batch]
             print(
@@ -260,31 +267,55 @@ def steps(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Na
     return {"runs": runs}
 
 
-def syncs(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Namespace) -> dict[str, Any]:
-    """Host synchronisations a decode step, counted in a profiler trace of the scheduler."""
-    import gzip
+def sample(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Namespace) -> dict[str, Any]:
+    """Temperature 1 with top-k and top-p: the third token's frequencies beside plain's, as a chi-square statistic over
+    its degrees of freedom. The first token is the prefill's, the others come from trees."""
+    params = {"temperature": 1.0, "top_k": 12, "top_p": 0.9, "max_new_tokens": 3, "ignore_eos": True}
+    order = {"prompts": [prompts[1]] * args.samples, "concurrency": max(args.graphs), "params": params}
+    out: dict[str, Any] = {}
+    counts: dict[str, dict[int, int]] = {}
+    for name, child in engines.items():
+        for repeat in (1, 2) if name == "plain" else (1,):
+            got = child.ask("run", order)
+            mine: dict[int, int] = {}
+            for ids in got["outputs"]:
+                mine[ids[2]] = mine.get(ids[2], 0) + 1
+            counts[name if repeat == 1 else "plain again"] = mine
+    base = counts["plain"]
+    for name, mine in counts.items():
+        common = [t for t in {*base, *mine} if base.get(t, 0) + mine.get(t, 0) >= 10]
+        pairs = [(base.get(t, 0), mine.get(t, 0)) for t in common]
+        pairs.append((args.samples - sum(a for a, _ in pairs), args.samples - sum(b for _, b in pairs)))
+        square = sum((a - b) ** 2 / (a + b) for a, b in pairs if a + b)
+        out[name] = {"chi_square": round(square, 2), "freedom": sum(1 for a, b in pairs if a + b) - 1}
+        print("sample", name, out[name], flush=True)
+    return out
+
+
+def profile(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Namespace) -> dict[str, Any]:
+    """Where a decode step's time goes, and its host synchronisations, from profiler traces of the scheduler: the same
+    prompt in every slot. With the GPU's activity alone the host is hardly slowed, so gaps are real."""
+    import step_trace as traces
 
     out: dict[str, Any] = {}
-    order = {"prompts": prompts[: args.batches[0]], "concurrency": args.batches[0],
-             "params": {"temperature": 0, "max_new_tokens": args.tokens, "ignore_eos": True}}  # fmt: skip
-    for name, child in engines.items():
-        child.ask("run", order)
-        with tempfile.TemporaryDirectory() as folder:
-            got = child.ask("profile", order | {"folder": folder})
-            time.sleep(3)
-            counts: dict[str, int] = {}
-            for file in Path(folder).rglob("*.json.gz"):
-                for event in json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]:
-                    kind, label = event.get("cat"), str(event.get("name"))
-                    if kind == "cuda_runtime" and (
-                        "Synchronize" in label or label in ("cudaMemcpy", "cudaGraphLaunch")
-                    ):
-                        counts[label] = counts.get(label, 0) + 1
-                    if kind == "gpu_memcpy":
-                        counts[label] = counts.get(label, 0) + 1
-            step = max(got["verify"]) or args.tokens
-            out[name] = {"steps": step, "counts": counts, "a step": {k: round(v / step, 2) for k, v in counts.items()}}
-            print(name, out[name], flush=True)
+    keep = args.out.with_suffix("")
+    for batch in args.batches:
+        order = {"prompts": [prompts[0]] * batch, "concurrency": batch,
+                 "params": {"temperature": 0, "max_new_tokens": args.profile_tokens, "ignore_eos": True}}  # fmt: skip
+        for name, child in engines.items():
+            if args.profiled and name not in args.profiled.split(","):
+                continue
+            child.ask("run", order)
+            for activities in (["GPU"], ["CPU", "GPU"]) if batch == args.batches[0] else (["GPU"],):
+                label = f"{name}-b{batch}-{'cpu' if len(activities) > 1 else 'gpu'}"
+                folder = keep / label
+                got = child.ask("profile", order | {"folder": str(folder), "activities": activities})
+                deadline = time.monotonic() + 30
+                while not (found := list(folder.rglob("*.json.gz"))) and time.monotonic() < deadline:
+                    time.sleep(0.1)
+                for file in found:
+                    out[label] = traces.summarise(traces.read(file), 2 if any(got["verify"]) else 1)
+                    print(traces.show(label, out[label]), flush=True)
     return out
 
 
@@ -307,7 +338,9 @@ def main() -> int:
     ask.add_argument("out", type=Path)
     ask.add_argument("--pair", type=Path, required=True)
     ask.add_argument("--prompts", type=Path, required=True)
-    ask.add_argument("--phase", type=lambda s: s.split(","), required=True, help="parity, speed, steps, syncs")
+    ask.add_argument(
+        "--phase", type=lambda s: s.split(","), required=True, help="parity, speed, steps, profile, sample"
+    )
     ask.add_argument("--only", default="", help="speed: concurrency=engine+engine;... runs only these there")
     ask.add_argument("--engines", default="plain,chain16,tree15,tree63")
     ask.add_argument("--dtype", default="bfloat16")
@@ -317,8 +350,12 @@ def main() -> int:
     ask.add_argument("--repeats", type=int, default=10)
     ask.add_argument("--step-repeats", type=int, default=3)
     ask.add_argument("--step-tokens", type=int, default=96)
+    ask.add_argument("--profiled", default="", help="profile: these engines only")
+    ask.add_argument("--profile-tokens", type=int, default=32)
     ask.add_argument("--batches", type=lambda s: [int(x) for x in s.split(",")], default=[1, 8, 32])
     ask.add_argument("--parity-count", type=int, default=10_000)
+    ask.add_argument("--parity-concurrency", type=int, default=8)
+    ask.add_argument("--samples", type=int, default=512)
     ask.add_argument("--tokens", type=int, default=96)
     ask.add_argument("--seed", type=int, default=1)
     ask.add_argument("--pool", type=int, default=16_384)
@@ -345,7 +382,7 @@ def main() -> int:
     logs.mkdir(parents=True, exist_ok=True)
     engines = start(args.engines.split(","), args.pair, extra, logs, args.start, args.stagger)
     wanted = args.engines.split(",")
-    phases = {"parity": parity, "speed": speed, "steps": steps, "syncs": syncs}
+    phases = {"parity": parity, "speed": speed, "steps": steps, "profile": profile, "sample": sample}
     record: dict[str, Any] = {
         "machine": {"gpu": torch.cuda.get_device_name(0), "count": 1},
         "versions": {"torch": torch.__version__, "triton": triton.__version__, "sglang": sglang.__version__},

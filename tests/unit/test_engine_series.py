@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+STANDARD = ROOT / "patches/sglang-0.5.23"
 sys.path.insert(0, str(ROOT / "patches/sglang_ddtree/src"))
 from sglang_ddtree import patches, series  # noqa: E402
 
@@ -88,12 +89,25 @@ def test_what_does_not_fit_names_file_and_hunk_and_changes_nothing(
     folder = make_series(tmp_path, second)
     assert run("apply", folder, site) == 1
     error = capsys.readouterr().err
-    assert error == "ddtree-patches: error: pkg/m.py hunk 1: line 5 is 'five', the patch expects 'FIVE'\n"
+    assert error == "ddtree-patches: error: 0.patch: pkg/m.py hunk 1: line 5 is 'five', the patch expects 'FIVE'\n"
     folder = make_series(tmp_path, PATCH, "--- a/pkg/m.py\n+++ b/pkg/m.py\n@@ -1,1 +1,1 @@\n-gone\n+x\n")
     assert run("apply", folder, site) == 1
-    assert "pkg/m.py hunk 1" in capsys.readouterr().err
+    assert "1.patch: pkg/m.py hunk 1" in capsys.readouterr().err
     assert (site / "pkg/m.py").read_text() == BEFORE
     assert not (site / "pkg/new.py").exists()
+
+
+def test_the_combined_patch_changes_what_the_series_changes(
+    tmp_path: Path, site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    patches = [*series.load(STANDARD), series.parse(PATCH, "new.patch")]
+    one = series.parse(series.combined(patches), "sglang-ddtree.patch")
+    assert [(d.path, d.hunks, d.creates) for d in one.files] == [
+        (d.path, d.hunks, d.creates) for p in patches for d in p.files
+    ]
+    assert run("combine", STANDARD, site) == 0
+    shipped = STANDARD.parent / "sglang-ddtree.patch"
+    assert shipped.read_text() == capsys.readouterr().out, "write it again: python -m sglang_ddtree.patches combine"
 
 
 def test_no_fuzz_and_no_offset(tmp_path: Path, site: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,21 @@ from sglang_ddtree.tree import Accepted, Tree
 class TreeOps(Protocol):
     """Operations of one step. Shapes and meanings: ``tree.Tree`` and ``tree.Accepted``."""
 
+    def open(
+        self,
+        table: torch.Tensor,
+        rows: torch.Tensor,
+        lens: torch.Tensor,
+        roots: torch.Tensor,
+        *,
+        window: int,
+        block: int,
+        mask_id: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What a step begins with, int64: the ``window`` slots after every prefix [bs, window], the drafter's ids (the
+        root, then mask tokens) and positions [bs, block]. table [requests, tokens]: the slot of every token; rows,
+        lens, roots [bs]."""
+
     def build(
         self,
         vals: torch.Tensor,
@@ -45,6 +60,23 @@ class TreeOps(Protocol):
 
 class TorchOps:
     """Plain torch, the reference on any device."""
+
+    def open(
+        self,
+        table: torch.Tensor,
+        rows: torch.Tensor,
+        lens: torch.Tensor,
+        roots: torch.Tensor,
+        *,
+        window: int,
+        block: int,
+        mask_id: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        places = lens.long()[:, None] + torch.arange(window, device=lens.device)
+        ids = torch.full((len(rows), block), mask_id, dtype=torch.int64, device=lens.device)
+        ids[:, 0] = roots
+        positions = lens.long()[:, None] + torch.arange(block, device=lens.device)
+        return table[rows[:, None], places].long(), ids, positions
 
     def build(
         self,

@@ -162,7 +162,7 @@ def _installed_version() -> str | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sglang_ddtree.patches", description=__doc__.split("\n\n")[0])
-    parser.add_argument("command", choices=("verify", "apply", "status"))
+    parser.add_argument("command", choices=("verify", "apply", "status", "combine"))
     parser.add_argument(
         "--series", type=Path, default=None, help="folder with the file 'series' (default: the one shipped)"
     )
@@ -182,6 +182,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(command: str, folder: Path, root: Path | None, wheel: Path | None) -> int:
     patches = s.load(folder)
+    if command == "combine":
+        print(s.combined(patches), end="")
+        return 0
     if wheel is not None:
         if command != "verify":
             raise s.PatchError(f"{wheel.name}: a wheel can only be verified; {command} works on --root")

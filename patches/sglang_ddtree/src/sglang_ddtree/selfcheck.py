@@ -134,7 +134,7 @@ def _verify(worker: Any, prompts: list[list[int]], generator: torch.Generator) -
         tree = _random_tree(worker, [p[-1] for p in prompts], prefixes, generator)
         batch = _batch(worker, taken, prefixes)
         batch.forward_mode = ForwardMode.DECODE
-        window = worker._open_window(batch, None)
+        window = worker._open_window(batch, None, tree.tokens[:, 0])
         out = worker.verify(batch, tree, window).logits_output.next_token_logits
         processor = worker._target_logits_processor
         if processor is not None and processor.is_deferred_shard(out):

@@ -22,13 +22,15 @@ class PatchError(Exception):
 
 @dataclass(frozen=True)
 class Hunk:
-    """``old`` lines at 1-based line ``old_start`` become ``new`` (lines keep their line ends)."""
+    """``old`` lines at 1-based line ``old_start`` become ``new`` (lines keep their line ends). ``lines``: both, each
+    with its mark, as they stood."""
 
     number: int
     old_start: int
     new_start: int
     old: tuple[str, ...]
     new: tuple[str, ...]
+    lines: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def _parse_file(lines: list[str], at: int, name: str) -> tuple[FileDiff, int]:
         left, right = (int(match[2] or 1), int(match[4] or 1))
         before: list[str] = []
         after: list[str] = []
+        marked: list[tuple[str, str]] = []
         last: list[list[str]] = []
         at += 1
         while at < len(lines) and (len(before) < left or len(after) < right or lines[at].startswith("\\")):
@@ -96,6 +99,7 @@ def _parse_file(lines: list[str], at: int, name: str) -> tuple[FileDiff, int]:
             if mark == "\\":  # "no newline at end of file" is about the line before
                 for side in last:
                     side[-1] = side[-1].rstrip("\n")
+                marked[-1:] = [(m, text.rstrip("\n")) for m, text in marked[-1:]]
             elif mark in (" ", "\n"):
                 last = [before, after]
             elif mark in ("-", "+"):
@@ -105,11 +109,12 @@ def _parse_file(lines: list[str], at: int, name: str) -> tuple[FileDiff, int]:
             if mark != "\\":
                 for side in last:
                     side.append(rest if mark != "\n" else "\n")
+                marked.append((" " if mark == "\n" else mark, rest if mark != "\n" else "\n"))
             at += 1
         if (len(before), len(after)) != (left, right):
             counts = f"{left} and {right} lines, has {len(before)} and {len(after)}"
             raise PatchError(f"{path} hunk {len(hunks) + 1}: {name} promises {counts}")
-        hunks.append(Hunk(len(hunks) + 1, old_start, new_start, tuple(before), tuple(after)))
+        hunks.append(Hunk(len(hunks) + 1, old_start, new_start, tuple(before), tuple(after), tuple(marked)))
     if not hunks:
         raise PatchError(f"{path}: {name} has no hunk for it")
     return FileDiff(path, tuple(hunks), creates=old is None, deletes=new is None), at
@@ -182,8 +187,30 @@ def run(patches: Sequence[Patch], read: Read, *, backwards: bool = False) -> dic
     for patch in reversed(patches) if backwards else patches:
         for diff in reversed(patch.files) if backwards else patch.files:
             before = state[diff.path] if diff.path in state else read(diff.path)
-            state[diff.path] = change(diff.reversed() if backwards else diff, before)
+            try:
+                state[diff.path] = change(diff.reversed() if backwards else diff, before)
+            except PatchError as error:
+                raise PatchError(f"{patch.name}: {error}") from None
     return state
+
+
+def combined(patches: Sequence[Patch]) -> str:
+    """The series as one patch for ``patch -p1`` in site-packages: the headers' first lines, then all diffs in order."""
+    subjects = [patch.header.splitlines()[0].removeprefix("Subject: ") for patch in patches]
+    head = "".join(f"  {patch.name}: {subject}\n" for patch, subject in zip(patches, subjects, strict=True))
+    diffs = "".join(_render(diff) for patch in patches for diff in patch.files)
+    title = "All patches of the series, in order. In site-packages: patch -p1 --fuzz=0 < sglang-ddtree.patch"
+    return f"{title}\n{head}\n{diffs}"
+
+
+def _render(diff: FileDiff) -> str:
+    out = ["--- /dev/null\n" if diff.creates else f"--- a/{diff.path}\n"]
+    out.append("+++ /dev/null\n" if diff.deletes else f"+++ b/{diff.path}\n")
+    for hunk in diff.hunks:
+        out.append(f"@@ -{hunk.old_start},{len(hunk.old)} +{hunk.new_start},{len(hunk.new)} @@\n")
+        for mark, line in hunk.lines:
+            out.append(mark + line if line.endswith("\n") else f"{mark}{line}\n\\ No newline at end of file\n")
+    return "".join(out)
 
 
 def applied(patches: Sequence[Patch], read: Read) -> int:

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_func
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.lora.layers import unwrap_lora_layer
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.models.dflash import candidate_topk
-from sglang.srt.runtime_context import get_exec, get_observability, get_spec
+from sglang.srt.runtime_context import get_exec, get_observability, get_parallel, get_spec
 from sglang.srt.speculative import dflash_worker_v2 as stock
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -39,9 +38,12 @@ logger = logging.getLogger(__name__)
 @dataclass
 class Window:
     """KV slots one step writes: ``slots`` [bs, window]; the drafter uses the first ``block`` columns, the tree the
-    first ``width``. ``host_lens`` [bs] on the CPU: an upper bound of the prefix lengths."""
+    first ``width``. ``ids`` and ``positions`` [bs, block] of the drafter. ``host_lens`` [bs] on the CPU: an upper bound
+    of the prefix lengths."""
 
     slots: torch.Tensor
+    ids: torch.Tensor
+    positions: torch.Tensor
     plan: Any
     host_lens: torch.Tensor
 
@@ -63,7 +65,10 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
         self.speculative_num_draft_tokens = config.window
         self.ops: TreeOps = select_ops(str(self.device))
         self._tree_sampler: Any = None
-        self.tree_metrics = Metrics(config, get_observability().enable_metrics and self._target_tp_rank == 0)
+        self._words: torch.Tensor | None = None  # the mask of our own attention, when that is in force
+        self._tail: Any = None
+        export = get_observability().enable_metrics and self._target_tp_rank == 0
+        self.tree_metrics = Metrics(config, export, str(self.device))
         self.vocab_size = int(self.model_runner.model_config.vocab_size)
         self.candidates = min(config.budget, self.vocab_size)
         if self._target_tp_rank == 0:
@@ -77,11 +82,21 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
     def _validate_phase1_sampling_support(self, batch: Any) -> None:
         """Sampling is supported everywhere (``sampling``), so there is no fallback to warn of."""
 
+    def init_attention_backends(self) -> None:
+        """SGLang calls this after the target's backend exists and before any graph is captured."""
+        super().init_attention_backends()
+        if str(self.device).split(":")[0] == "cuda":
+            from sglang_ddtree import gpu_attention
+
+            self._words = gpu_attention.install(self.model_runner, self.config.width, tree=True)
+            gpu_attention.install(self.draft_model_runner, self.config.block, tree=False)
+
     def init_cuda_graphs(self) -> None:
         """The last step of starting up: everything exists and nothing is served yet, so this is where the check
         runs."""
         self._prepare_gpu()
         super().init_cuda_graphs()
+        self._capture_tail()
         selfcheck.run(self)
 
     def _prepare_gpu(self) -> None:
@@ -94,8 +109,30 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
         if graphs.backend != stock.Backend.DISABLED and graphs.bs:
             from sglang_ddtree.kernels.sampler import TreeSampler
 
-            self._tree_sampler = TreeSampler(self.config, self._head, self.vocab_size, max(graphs.bs), str(self.device))
+            self._tree_sampler = TreeSampler(
+                self.config, self._head, self.vocab_size, max(graphs.bs), str(self.device), self._words
+            )
+            self.draft_model_runner.capture_head_hooks.append(self._embed_in_graph)
             self.draft_model_runner.capture_tail_hooks.append(self._tree_sampler.capture_hook)
+
+    def _embed_in_graph(self, runner: Any, forward_batch: Any) -> None:
+        """At the head of the drafter's graph, so that no launch before it is needed."""
+        embeds = self._embed(forward_batch.input_ids)
+        runner.buffers.input_embeds[: embeds.shape[0]].copy_(embeds)
+
+    def _capture_tail(self) -> None:
+        """Record the ends of steps, where both passes have graphs and one GPU decides alone."""
+        graphs = self.model_runner.decode_cuda_graph_runner
+        if self._tree_sampler is None or graphs is None or self.draft_model_runner.decode_cuda_graph_runner is None:
+            return
+        if get_parallel().tp_size != 1 or type(graphs.backend).__name__ != "FullCudaGraphBackend":
+            logger.info("DDTREE: steps end without a graph of their own")
+            return
+        from sglang_ddtree.tail import Tail
+
+        tail = Tail(self, self._tree_sampler)
+        tail.capture()
+        self._tail = tail
 
     def prewarm_sampling(self) -> Any:
         """Stock DFlash rehearses its chain's sampling kernels here, which a tree does not use."""
@@ -120,26 +157,32 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
         if str(self.device) != "cpu":  # seq_lens may come from another stream
             batch.seq_lens.record_stream(torch.get_device_module(self.device).current_stream())
         prefix = batch.seq_lens
-        window = self._open_window(batch, draft_input)
-        tree = self._draft(batch, draft_input.bonus_tokens, window)
+        metrics = self.tree_metrics
+        metrics.mark(0)
+        window = self._open_window(batch, draft_input, draft_input.bonus_tokens)
+        tree, in_graph = self._draft(batch, draft_input.bonus_tokens, window)
+        metrics.mark(1)
         grammar_tree = None
         if batch.has_grammar:  # the copy to the host starts before the target's pass
             grammar_tree = stock.GrammarTree.from_device(*self.ops.links(tree.parents), tree.tokens)
-        target_out = self.verify(batch, tree, window)
+        target_out = self.verify(batch, tree, window, masked=in_graph)
+        metrics.mark(2)
         logits_output = target_out.logits_output
-        predicted = self._predict(batch, logits_output, tree, grammar_tree, grammar_barrier)
-        accepted = self.ops.walk(tree, predicted.view(tree.tokens.shape), prefix, steps=self.config.steps)
-        if batch.return_logprob:
-            compute_spec_logprobs(batch, logits_output, predicted.view(-1), accept_index=self._visited(accepted))
-        # before the new lengths are published: then the scheduler may hand a finished request's slots to another
-        self.ops.move_kv(
-            self.model_runner.token_to_kv_pool, window.slots[:, : self.config.width], accepted.accept_index
-        )
-        if on_publish is not None:
+        accepted = None
+        if (
+            self._tail is not None
+            and in_graph
+            and target_out.can_run_cuda_graph
+            and self._can_skip_verify_logits(batch, batch.sampling_info)
+        ):
+            accepted = self._tail.run(len(batch.seq_lens), logits_output, prefix)
+        if accepted is None:
+            accepted = self._finish(batch, tree, window, logits_output, grammar_tree, grammar_barrier, on_publish)
+        elif on_publish is not None:
             on_publish(accepted.new_seq_lens)
-        self._commit_draft_kv(logits_output.hidden_states, accepted, window, prefix)
         logits_output.hidden_states = None
-        self.tree_metrics.note_tree(tree)
+        metrics.mark(3)
+        metrics.step()
         return GenerationBatchResult(
             logits_output=logits_output,
             next_token_ids=accepted.out_tokens.reshape(-1),
@@ -155,52 +198,82 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
             indexer_topk_output=target_out.indexer_topk_output,
         )
 
-    def _open_window(self, batch: Any, draft_input: Any) -> Window:
-        """The slots after every request's prefix, which the scheduler has already allocated."""
-        size, rows = self.config.window, len(batch.seq_lens)
-        slots = assign_extend_cache_locs_func(
-            req_pool_indices=batch.req_pool_indices,
-            req_to_token=self.model_runner.req_to_token_pool.req_to_token,
-            start_offset=batch.seq_lens,
-            end_offset=batch.seq_lens + size,
-            batch_size=rows,
-            draft_token_num=size,
-            device=self.device,
-        ).view(rows, size)
+    def _finish(
+        self,
+        batch: Any,
+        tree: Tree,
+        window: Window,
+        logits_output: Any,
+        grammar_tree: Any,
+        grammar_barrier: Any,
+        on_publish: Any,
+    ) -> Accepted:
+        """The end of a step without a graph: tokens, walk, KV move, the drafter's KV."""
+        prefix = batch.seq_lens
+        predicted = self._predict(batch, logits_output, tree, grammar_tree, grammar_barrier)
+        accepted = self.ops.walk(tree, predicted.view(tree.tokens.shape), prefix, steps=self.config.steps)
+        if batch.return_logprob:
+            compute_spec_logprobs(batch, logits_output, predicted.view(-1), accept_index=self._visited(accepted))
+        # before the new lengths are published: then the scheduler may hand a finished request's slots to another
+        slots = window.slots[:, : self.config.width]
+        self.ops.move_kv(self.model_runner.token_to_kv_pool, slots, accepted.accept_index)
+        if on_publish is not None:
+            on_publish(accepted.new_seq_lens)
+        self.commit_draft_kv(
+            logits_output.hidden_states,
+            accepted,
+            window.plan.write_ids(self.draft_model_runner.kv_index_translator, cols=slice(0, self.config.steps)),
+            prefix,
+        )
+        self.tree_metrics.account(tree, accepted.accept_len, slots)
+        return accepted
+
+    def _open_window(self, batch: Any, draft_input: Any, roots: torch.Tensor) -> Window:
+        """The slots after every request's prefix, which the scheduler has already allocated; the drafter's block."""
+        size = self.config.window
+        slots, ids, positions = self.ops.open(
+            self.model_runner.req_to_token_pool.req_to_token,
+            batch.req_pool_indices,
+            batch.seq_lens,
+            roots,
+            window=size,
+            block=self.config.block,
+            mask_id=int(self._mask_token_id),
+        )
         host = batch.seq_lens_cpu if batch.seq_lens_cpu is not None else draft_input.nxt_kv_lens_cpu
         plan = self.model_runner.kv_index_translator.plan(
             req_pool_indices=batch.req_pool_indices,
             seq_lens=batch.seq_lens,
             seq_lens_cpu=host,
-            write_virtual=slots.reshape(-1),
+            write_virtual=slots.view(-1),
             read_extent=size,
         )
-        return Window(slots, plan, host)
+        return Window(slots, ids, positions, plan, host)
 
-    def _draft(self, batch: Any, roots: torch.Tensor, window: Window) -> Tree:
-        """Run the drafter once and build the trees from its candidates: in the drafter's graph if that ran."""
-        block, rows = self.config.block, len(batch.seq_lens)
-        prefix = batch.seq_lens
-        ids = torch.full((rows, block), int(self._mask_token_id), dtype=torch.int64, device=self.device)
-        ids[:, 0] = roots
+    def _embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """The drafter's input embeddings."""
         if self._full_embed_gpu is not None:
             embeds = torch.nn.functional.embedding(ids, self._full_embed_gpu)
         else:
             embeds = self._embedding()(ids)
-        if self._noise_embed_scale != 1.0:
-            embeds = embeds * self._noise_embed_scale
+        return embeds if self._noise_embed_scale == 1.0 else embeds * self._noise_embed_scale
+
+    def _draft(self, batch: Any, roots: torch.Tensor, window: Window) -> tuple[Tree, bool]:
+        """Run the drafter once and build the trees from its candidates: in the drafter's graph if that ran, which then
+        also wrote the mask of our own attention. The second result: whether the graph ran."""
+        block, rows = self.config.block, len(batch.seq_lens)
+        prefix = batch.seq_lens
         host = window.host_lens + block
         forward_batch = ForwardBatch(
             forward_mode=ForwardMode.TARGET_VERIFY,
             batch_size=rows,
-            input_ids=ids.flatten(),
+            input_ids=window.ids.view(-1),
             req_pool_indices=batch.req_pool_indices,
             seq_lens=prefix,
             out_cache_loc=window.slots[:, :block].reshape(-1),
             seq_lens_sum=int(host.sum()),
             seq_lens_cpu=host,
-            positions=(prefix[:, None] + self._block_pos_offsets).reshape(-1),
-            input_embeds=embeds.view(rows * block, -1),
+            positions=window.positions.view(-1),
             spec_algorithm=SpeculativeAlgorithm.DFLASH,
             spec_info=self._draft_block_spec_info,
             capture_hidden_mode=CaptureHiddenMode.NULL,
@@ -213,15 +286,18 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
             can_run_decode_cuda_graph=batch.can_run_decode_cuda_graph,
         )
         window.plan.bind(forward_batch, self.draft_model_runner.kv_index_translator, cols=slice(0, block))
+        graphs = self.draft_model_runner.decode_cuda_graph_runner
+        if self._tree_sampler is None or graphs is None or not graphs.can_run_graph(forward_batch):
+            forward_batch.input_embeds = self._embed(window.ids).view(rows * block, -1)
         with torch.inference_mode(), stock.draft_tp_context(self.draft_parallel_layout):
             out = self.draft_model_runner.forward(forward_batch)
             if self._tree_sampler is not None and out.can_run_graph:
-                return self._tree_sampler.trees(rows)
+                return self._tree_sampler.trees(rows), True
             hidden = out.logits_output.hidden_states
             drafted = hidden.view(rows, block, -1)[:, 1:].reshape(rows * (block - 1), -1)
             tokens, vals, lse = candidate_topk(drafted, self._head(), self.candidates, with_partition=True)
         table = (rows, block - 1, self.candidates)
-        return self.ops.build(
+        tree = self.ops.build(
             vals.view(table),
             tokens.view(table),
             lse.view(table[:2]),
@@ -230,6 +306,7 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
             width=self.config.width,
             spine=self.config.spine,
         )
+        return tree, False
 
     def _embedding(self) -> Any:
         target = self.model_runner.model
@@ -238,15 +315,22 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
     def _head(self) -> Any:
         return unwrap_lora_layer(self.model_runner.model.lm_head)
 
-    def verify(self, batch: Any, tree: Tree, window: Window) -> Any:
-        """The target's pass over all nodes. Returns SGLang's batch result: logits and hidden states of bs * width
-        rows."""
+    def verify(self, batch: Any, tree: Tree, window: Window, *, masked: bool = False) -> Any:
+        """The target's pass over all nodes (``masked``: our own attention's mask is already written). Returns SGLang's
+        batch result: logits and hidden states of bs * width rows."""
         width = self.config.width
+        mask = None
+        if self._words is None:
+            mask = self.ops.mask(tree.parents, batch.seq_lens, window.host_lens, depth=self.config.depth)
+        elif not masked:
+            from sglang_ddtree.kernels.mask import fill_words
+
+            fill_words(self._words, tree.parents, self.config.depth)
         verify_input = DDTreeVerifyInput(
             draft_token=tree.tokens.reshape(-1),
             positions=tree.positions.reshape(-1),
             draft_token_num=width,
-            custom_mask=self.ops.mask(tree.parents, batch.seq_lens, window.host_lens, depth=self.config.depth),
+            custom_mask=mask,
             capture_hidden_mode=CaptureHiddenMode.FULL,
             kv_loc_plan=window.plan,
             kv_loc_cols=slice(0, width),
@@ -303,12 +387,14 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
         """Rows of the visited nodes, int64 [bs, steps]; unused entries repeat the root, which is a valid row."""
         return torch.where(accepted.accept_index >= 0, accepted.accept_index, accepted.accept_index[:, :1]).long()
 
-    def _commit_draft_kv(self, hidden: torch.Tensor, accepted: Accepted, window: Window, prefix: torch.Tensor) -> None:
+    def commit_draft_kv(
+        self, hidden: torch.Tensor, accepted: Accepted, slots: torch.Tensor, prefix: torch.Tensor
+    ) -> None:
         """Write the drafter's KV of the path (root and accepted drafts) from the target's hidden states of those nodes.
-        ``hidden`` is shared by all graph sizes and overwritten by the next pass: it is read in this step."""
+        ``slots`` [bs * steps] of the drafter's pool. ``hidden`` is shared by all graph sizes and overwritten by the
+        next pass: it is read in this step."""
         steps = self.config.steps
         path = hidden.view(-1, hidden.shape[-1]).index_select(0, self._visited(accepted).view(-1))
-        slots = window.plan.write_ids(self.draft_model_runner.kv_index_translator, cols=slice(0, steps))
         self._append_target_hidden_to_draft_kv_by_loc(
             target_hidden=path,
             cache_loc=slots,

@@ -117,3 +117,9 @@ def write_packed_mask(parents: torch.Tensor, out: torch.Tensor, *, depth: int) -
     _packed_kernel[(batch, words)](
         parents, out, width, words, depth, S=max(16, triton.next_power_of_2(width)), num_warps=4
     )
+
+
+def fill_words(words: torch.Tensor, parents: torch.Tensor, depth: int) -> None:
+    """The mask of a batch's trees in the first rows of ``words`` int32 [requests, width, any]; parents int32 [bs,
+    width]. The only writer of what ``verify_attention`` reads, so that the start-up check sees a fault in it."""
+    write_packed_mask(parents, words[: parents.shape[0]], depth=depth)

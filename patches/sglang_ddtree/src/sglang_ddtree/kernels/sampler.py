@@ -15,6 +15,7 @@ from sglang_ddtree.config import Config
 from sglang_ddtree.kernels.backend import as_tree
 from sglang_ddtree.kernels.build import TreeBuffers, build_tree
 from sglang_ddtree.kernels.lse import log_sum_exp
+from sglang_ddtree.kernels.mask import fill_words
 from sglang_ddtree.tree import Tree
 
 
@@ -48,8 +49,17 @@ class TreeSampler:
     A tree's root is column 0 of the drafter's ids, its prefix length column 0 of the drafter's positions.
     """
 
-    def __init__(self, config: Config, head: Callable[[], Any], vocab: int, max_batch: int, device: str) -> None:
+    def __init__(
+        self,
+        config: Config,
+        head: Callable[[], Any],
+        vocab: int,
+        max_batch: int,
+        device: str,
+        words: torch.Tensor | None = None,
+    ) -> None:
         self.config = config
+        self._words = words
         self.count = candidate_count(config.budget, vocab)
         self._head = head
         self._trees = TreeBuffers.allocate(max_batch, config.width, device)
@@ -77,6 +87,8 @@ class TreeSampler:
             out,
             spine=self.config.spine,
         )
+        if self._words is not None:
+            fill_words(self._words, out.parents, self.config.depth)
         return as_tree(out)
 
     def trees(self, rows: int) -> Tree:

@@ -12,7 +12,7 @@ test-unit: ## fast tests: no processes, no network
 
 test: ## all tests, as CI runs them: unit, a sample of the faults, rules, kernels, engine, integration, end to end
 	$(MAKE) --no-print-directory test-unit
-	$(MAKE) --no-print-directory test-faults SAMPLE=7
+	$(MAKE) --no-print-directory test-faults SAMPLE=15
 	$(MAKE) --no-print-directory test-rules
 	$(MAKE) --no-print-directory test-kernels
 	$(MAKE) --no-print-directory test-engine

@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "patches/sglang_ddtree/src"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "patches/sglang_cpu/src"))
 from sglang_cpu.defaults import cpu_defaults
+from sglang_ddtree import ledger
 from sglang_ddtree.config import Config, ModelFacts, Refused, make_config, refuse_arguments, refuse_models
 
 pytestmark = pytest.mark.unit
@@ -108,3 +109,17 @@ def test_cpu_defaults_leave_what_the_user_gave(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 512}')
     assert cpu_defaults(given | {"model_path": str(tmp_path)})["context_length"] == 512
     assert "dtype" not in cpu_defaults(given | {"dtype": "bfloat16"})
+
+
+def test_the_ledger_counts_what_a_width_costs() -> None:
+    # Qwen3-8B, 64 nodes' width, 32 requests: field figures are 1.2 GB of KV at 128 wide and 1.2 GB of float32 logits
+    shape = ledger.Shape(151_936, 5 * 4096, 147_456, 20_480, 2, 40_960, 32, 32)
+    entries = {e.what.split()[0] + e.flag: e.size for e in ledger.ledger(Config(63, 16), shape)}
+    assert entries["KV--max-running-requests"] == 2 * 32 * 64 * 167_936
+    assert entries["target's--speculative-ddtree-budget"] == 32 * 64 * 151_936 * 4
+    assert entries["SGLang's--context-length"] == 32 * 64 * (40_960 + 64)
+    narrow = ledger.ledger(Config(7, 16), shape)
+    assert sum(e.size for e in narrow) < sum(entries.values()) / 4
+    lines = ledger.text(Config(63, 16), shape).splitlines()
+    assert all(line.startswith("ddtree: memory: ") and "(--" in line for line in lines)
+    assert len(lines) == 6

@@ -47,6 +47,23 @@ FAULTS = {
         "torch.arange(steps, device=prefix.device)).reshape(-1)",
         "torch.zeros(steps, dtype=torch.int64, device=prefix.device)).reshape(-1)",
     ),
+    "dump-kv": (
+        "No fault: writes the KV of a request after each of its steps, for test_kv.py.",
+        "worker.py",
+        "        self.tree_metrics.account(tree, accepted.accept_len, slots)\n        return accepted\n",
+        "        self.tree_metrics.account(tree, accepted.accept_len, slots)\n"
+        "        import hashlib\n"
+        "        import os\n"
+        "\n"
+        "        asked = list(batch.reqs[0].origin_input_ids)\n"
+        "        row = self.model_runner.req_to_token_pool.req_to_token[batch.req_pool_indices[0]]\n"
+        "        kept = row[: int(accepted.new_seq_lens[0])].long()\n"
+        "        pools = (self.model_runner.token_to_kv_pool, self.draft_model_runner.token_to_kv_pool)\n"
+        "        kv = [torch.stack([b[kept] for b in (*p.k_buffer, *p.v_buffer)]) for p in pools]\n"
+        "        name = hashlib.sha256(str(asked).encode()).hexdigest()[:16]\n"
+        "        torch.save({'prefix': int(prefix[0]), 'kv': kv}, os.path.join(os.environ['DDTREE_TEST_DUMP'], name))\n"
+        "        return accepted\n",
+    ),
 }
 DEMO = {"wrong-mask": "causal-mask", "wrong-move": "wrong-slot"}
 

@@ -13,6 +13,7 @@ import os
 import sys
 from typing import Any
 
+from sglang_ddtree import ledger
 from sglang_ddtree.config import (
     ALGORITHM,
     BASE_ALGORITHM,
@@ -184,6 +185,36 @@ def _finish(server_args: Any, config: Config) -> None:
             sliding_window="sliding_attention" in kinds or bool(getattr(model, "is_hybrid_swa", False)),
         )
     )
+    _print_ledger(cfg, config, model)
+
+
+def _print_ledger(cfg: Any, config: Config, model: Any) -> None:
+    """What the tree's memory goes to, on standard error, before anything is allocated. Never a reason to fail."""
+    try:
+        target, draft = model.hf_text_config, _draft_config(cfg)
+        tp = int(cfg.tp_size or 1)
+
+        def kv(c: Any) -> int:
+            heads = int(getattr(c, "num_key_value_heads", None) or c.num_attention_heads)
+            dim = int(getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads)
+            return 2 * int(c.num_hidden_layers) * max(1, heads // tp) * dim * size
+
+        size = 4 if str(model.dtype).endswith("float32") else 2
+        taps = (getattr(draft, "dflash_config", None) or {}).get("target_layer_ids") or [0] * 5
+        running = int(cfg.max_running_requests or 48)  # SGLang's own default for DFLASH
+        shape = ledger.Shape(
+            vocab=int(target.vocab_size),
+            aux=len(taps) * int(target.hidden_size),
+            kv_bytes=kv(target),
+            draft_kv_bytes=kv(draft),
+            bytes=size,
+            context=int(model.context_len),
+            running=running,
+            graph_batch=max(cfg.cuda_graph_bs_decode or [int(cfg.cuda_graph_max_bs_decode or running)]),
+        )
+        print(ledger.text(config, shape), file=sys.stderr, flush=True)
+    except Exception as error:
+        logger.warning("ddtree: no memory ledger: %s", error)
 
 
 def _draft_config(cfg: Any) -> Any:

@@ -1,0 +1,76 @@
+"""What a DDTREE engine's memory goes to beyond weights and the KV of running text, before it is launched. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang_ddtree.config import Config
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes the ledger needs. ``kv_bytes``: bytes of KV of one token in all layers of the target, ``draft_kv_bytes`` of
+    the drafter, on one GPU; ``aux``: width of the target's hidden states the drafter reads; ``bytes``: of a number in
+    the model's type."""
+
+    vocab: int
+    aux: int
+    kv_bytes: int
+    draft_kv_bytes: int
+    bytes: int
+    context: int
+    running: int
+    graph_batch: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line: what, its bytes, and the flag that shrinks it."""
+
+    what: str
+    size: int
+    flag: str
+
+
+def ledger(config: Config, shape: Shape) -> list[Entry]:
+    """The entries, at the configured width and batch."""
+    rows = shape.running * config.width
+    graph_rows = shape.graph_batch * config.width
+    drafted = shape.running * (config.block - 1)
+    budget = "--speculative-ddtree-budget"
+    running = "--max-running-requests"
+    return [
+        Entry(
+            f"KV slots ahead of {shape.running} requests: two windows of {config.window} each",
+            2 * shape.running * config.window * (shape.kv_bytes + shape.draft_kv_bytes),
+            running,
+        ),
+        Entry(f"target's logits, {rows} rows of {shape.vocab} in float32", rows * shape.vocab * 4, budget),
+        Entry(f"hidden states for the drafter, {rows} rows of {shape.aux}", rows * shape.aux * shape.bytes, budget),
+        Entry(
+            f"drafter's logits, {drafted} rows of {shape.vocab}"
+            if config.budget > 16
+            else f"drafter's candidates, {drafted} rows",
+            drafted * (shape.vocab * shape.bytes if config.budget > 16 else 16 * 12),
+            running,
+        ),
+        Entry(
+            f"SGLang's mask buffer, {graph_rows} rows of up to {shape.context + config.width} bytes",
+            graph_rows * (shape.context + config.width),
+            "--context-length",
+        ),
+    ]
+
+
+def text(config: Config, shape: Shape) -> str:
+    """The ledger in lines, each with its flag."""
+    entries = ledger(config, shape)
+    lines = [f"ddtree: memory: {e.size / MIB:8.1f} MiB  {e.what} ({e.flag})" for e in entries]
+    total = sum(e.size for e in entries)
+    lines.append(
+        f"ddtree: memory: {total / MIB:8.1f} MiB  in all, beside weights, KV of text and CUDA graphs up to batch "
+        f"{shape.graph_batch} (--cuda-graph-max-bs-decode)"
+    )
+    return "\n".join(lines)

@@ -16,8 +16,9 @@ oracle: ## a larger sample of random trees against the heap, in the interpreter 
 
 test-gpu: ## kernels on a GPU against their references, 100,000 random trees
 	@$(HAS_GPU) || { $(NEEDS_GPU); }
-	PYTHONPATH=$(KERNEL_PATH) $(GPU_PYTHON) -m pytest -q tests/unit/test_kernels_build.py tests/unit/test_kernels_verify.py
+	PYTHONPATH=$(KERNEL_PATH) $(GPU_PYTHON) -m pytest -q tests/unit/test_kernels_build.py tests/unit/test_kernels_verify.py tests/unit/test_kernels_attention.py
 	PYTHONPATH=$(KERNEL_PATH) $(GPU_PYTHON) dev/gpu/kernels.py build/gpu-kernels.json
+	PYTHONPATH=$(KERNEL_PATH) $(GPU_PYTHON) dev/gpu/attention.py build/gpu-attention.json
 
 bench-gpu: ## the engine on a GPU: step cost, parity and throughput of plain, chain and trees, on the real pair and in an 8B shape
 	@$(HAS_GPU) || { $(NEEDS_GPU); }
@@ -25,6 +26,6 @@ bench-gpu: ## the engine on a GPU: step cost, parity and throughput of plain, ch
 	[ -f "$$wide/drafter/config.json" ] || $(GPU_PYTHON) dev/gpu/pad_pair.py "$$pair" "$$wide"; \
 	for at in "$$pair" "$$wide"; do \
 	  $(GPU_PYTHON) dev/gpu/engine.py "build/gpu-engine-$$(basename "$$at").json" --pair "$$at" \
-	    --prompts operator/ddtree_operator/data/prompts/smollm2.jsonl --phase steps,parity,speed \
-	    --engines plain,chain16,chain8,tree7,tree15,tree63; \
+	    --prompts operator/ddtree_operator/data/prompts/smollm2.jsonl --phase steps,parity,sample,speed,profile --profiled chain16,tree15,tree63 \
+	    --engines plain,chain16,chain8,tree7,tree15,tree31,tree63; \
 	done

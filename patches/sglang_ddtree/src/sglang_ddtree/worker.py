@@ -9,6 +9,7 @@ from it."""
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_ddtree import selfcheck
-from sglang_ddtree.config import Config, Refused
+from sglang_ddtree.config import TAIL_ENV, Config, Refused
 from sglang_ddtree.metrics import Metrics
 from sglang_ddtree.ops import TreeOps, select_ops
 from sglang_ddtree.plugin import settings
@@ -125,13 +126,23 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
         graphs = self.model_runner.decode_cuda_graph_runner
         if self._tree_sampler is None or graphs is None or self.draft_model_runner.decode_cuda_graph_runner is None:
             return
-        if get_parallel().tp_size != 1 or type(graphs.backend).__name__ != "FullCudaGraphBackend":
+        wanted = os.environ.get(TAIL_ENV, "graph")
+        if wanted not in ("graph", "eager"):
+            raise Refused(f"{TAIL_ENV} must be graph or eager, not {wanted!r}")
+        one_gpu = get_parallel().tp_size == 1 and type(graphs.backend).__name__ == "FullCudaGraphBackend"
+        if wanted == "eager" or not one_gpu:
             logger.info("DDTREE: steps end without a graph of their own")
             return
         from sglang_ddtree.tail import Tail
 
         tail = Tail(self, self._tree_sampler)
-        tail.capture()
+        try:
+            tail.capture()
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+            raise Refused(
+                f"the end of a step cannot be recorded as a CUDA graph ({reason}); set {TAIL_ENV}=eager"
+            ) from error
         self._tail = tail
 
     def prewarm_sampling(self) -> Any:

@@ -42,7 +42,7 @@ NOWHERE = "10.88.0.1:5999"  # nothing listens there
 READONLY, GUARDED, FULL = (f"10.88.0.1:{port}" for port in (5991, 5992, 5993))  # registries of single tests
 
 
-def wheel(name: str, files: Mapping[str, str], version: str = "0.1.0") -> tuple[str, bytes]:
+def wheel(name: str, files: Mapping[str, str | bytes], version: str = "0.1.0") -> tuple[str, bytes]:
     """File name and bytes of a small wheel, the same each time."""
     info = f"{name}-{version}.dist-info"
     members = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 import subprocess
 import sys
 import zipfile
@@ -149,8 +150,41 @@ def test_facts_of_a_cuda_image(image: Image) -> None:
         "torch": "2.14.1+cu130",
         "cuda": "13.0",
         "arch": ["compute_90", "sm_80", "sm_90"],
+        "kernels": {},
         "needDriver": ["kern"],  # what wants a driver is not judged without one
     }
+
+
+def fatbin(*entries: tuple[int, int, int]) -> bytes:
+    """A library with device code: (kind, architecture, flags) each, with 8 bytes of code."""
+    made = b"".join(
+        struct.pack("<HHIQ", kind, 1, 64, 8) + bytes(12) + struct.pack("<I", arch) + bytes(8) + struct.pack("<Q", flags)
+        + bytes(16 + 8) for kind, arch, flags in entries
+    )  # fmt: skip
+    code = bytes(8) + struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(made)) + made
+    names = b"\0.nv_fatbin\0.shstrtab\0"
+    table = 64 + len(code) + len(names)
+    sections = [(0, 0, 0), (1, 64, len(code)), (12, 64 + len(code), len(names))]
+    heads = b"".join(struct.pack("<IIQQQQ", n, 1, 0, 0, at, size) + bytes(24) for n, at, size in sections)
+    start = b"\x7fELF\x02\x01".ljust(40, b"\0") + struct.pack("<Q", table) + bytes(10) + struct.pack("<HHH", 64, 3, 2)
+    return start + code + names + heads
+
+
+def test_what_a_kernel_wheel_is_compiled_for_is_read_from_its_libraries(image: Image) -> None:
+    """The flags are those of libtorch_cuda.so of CUDA 13."""
+    libraries = {
+        "kern/__init__.py": "",
+        "kern/hopper.abi3.so": fatbin((2, 90, 0x108011), (1, 90, 0)),
+        "kern/blackwell.so": fatbin((2, 100, 0x1208011), (2, 120, 0x1008011)),
+        "kern/host.so": b"\x7fELF\x02\x01" + bytes(100),
+        "kern/short.so": b"x",
+        "kern/cut.so": fatbin((2, 80, 0x8011))[:200],
+    }
+    image.installed(torch("2.14.1+cu130", "13.0"), wheel("kern", libraries), wheel("plain", {"plain.py": ""}))
+    done = facts(image, "cuda", "kern", "plain")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((image.folder / "out/facts.json").read_text())
+    assert found["kernels"] == {"kern": ["compute_90", "sm_100f", "sm_120", "sm_90a"]}
 
 
 def test_a_cpu_image_asks_for_no_cuda(image: Image) -> None:

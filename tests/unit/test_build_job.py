@@ -85,7 +85,7 @@ def test_the_template_version_is_raised_with_the_template() -> None:
         resources.files("ddtree_operator.build").joinpath("files", name).read_bytes()
         for name in ("install_wheels.py", "finish.py", "facts.py")
     )
-    assert (TEMPLATE_VERSION, hashlib.sha256(text).hexdigest()[:12]) == (4, "d5e0a4f6e158")
+    assert (TEMPLATE_VERSION, hashlib.sha256(text).hexdigest()[:12]) == (5, "41840faf9534")
 
 
 def test_the_job_passes_pod_security_restricted_and_has_no_token() -> None:

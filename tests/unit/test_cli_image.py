@@ -16,7 +16,13 @@ from unit.test_build_recipe import KERNEL, recipe
 pytestmark = pytest.mark.unit
 
 DIGEST = "sha256:" + "1" * 64
-FACTS = {"torch": "2.14.1+cu130", "cuda": "13.0", "python": "cp311", "arch": ["sm_80", "sm_90"]}
+FACTS = {
+    "torch": "2.14.1+cu130",
+    "cuda": "13.0",
+    "python": "cp311",
+    "arch": ["sm_80", "sm_90"],
+    "kernels": {"k": ["sm_90a"]},
+}
 SUBJECT = Subject("r.example/x", DIGEST, 1234)
 PACKAGES = {"pypi": {"torch": ["2.14.1+cu130", "BSD-3-Clause"], "sglang": ["0.5.23"]}, "deb": {"libc6": "2.36-9"}}
 STATEMENTS = {
@@ -44,6 +50,7 @@ def test_the_table_names_every_input(labels: dict[str, str], capsys: pytest.Capt
         "sglang-0.5.23: 0001-x.patch",
         "2.14.1+cu130, CUDA 13.0, cp311",
         "sm_80, sm_90",
+        "k: sm_90a",
         "provenance of 6 inputs (--provenance); 3 packages (--sbom)",
     ):
         assert words in out

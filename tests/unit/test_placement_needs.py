@@ -58,6 +58,14 @@ def test_kernels_must_be_for_the_gpu(arch: list[str], compute: str, runs: bool) 
         assert got == (f"its GPUs are {name}, the image holds kernels for {', '.join(arch)}",)
 
 
+def test_every_kernel_wheel_must_be_for_the_gpu_too() -> None:
+    facts = {"cuda": "13.0", "arch": TORCH, "kernels": {"flash-kern": ["sm_90a"], "host-kern": []}}
+    assert reasons(gpu("9.0"), facts) == ()
+    assert reasons(gpu("12.0"), facts) == ("its GPUs are sm_120, those of flash-kern are for sm_90a",)
+    assert reasons(gpu("7.0"), facts) == (f"its GPUs are sm_70, the image holds kernels for {', '.join(TORCH)}",)
+    assert reasons(gpu("12.0"), {**facts, "kernels": "x"}) == ()
+
+
 def test_the_driver_must_serve_the_cuda_major() -> None:
     old = gpu("9.0", "12.8")
     assert reasons(old, {"cuda": "13.0", "arch": TORCH}) == (

@@ -82,6 +82,8 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("torch", f"{facts['torch']}{cuda}, {facts.get('python', '')}"))
     if facts.get("arch"):
         rows.append(("GPUs", ", ".join(facts["arch"])))
+    for name, arch in sorted((facts.get("kernels") or {}).items()):
+        rows.append(("", f"{name}: {', '.join(arch)}"))
     rows.append(("attested", "; ".join(_attested(found["attestations"])) or "nothing"))
     return rows
 

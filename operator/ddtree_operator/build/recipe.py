@@ -17,7 +17,7 @@ from .reference import parse_reference
 from .series import check_series
 from .wheels import WheelRef, check_python, parse_wheel_name, wheel_ref
 
-TEMPLATE_VERSION = 4  # raise when the Dockerfile or its scripts change what ends up in the image
+TEMPLATE_VERSION = 5  # raise when the Dockerfile or its scripts change what ends up in the image
 
 # Wheels of ours that go into every engine image, by normalised distribution name and device.
 PLUGINS: dict[Device, tuple[str, ...]] = {"cuda": ("sglang-ddtree",), "cpu": ("sglang-cpu", "sglang-ddtree")}

@@ -14,12 +14,13 @@ from .facts import NodeFacts
 class ImageNeeds:
     """Read from the label ``ddtree.dev/facts`` that our builds put on an image.
 
-    ``cuda`` is (major, minor), None for a CPU image; ``arch`` holds what the kernels are compiled for (``sm_90``,
-    ``sm_90a``, ``compute_120``), empty when unknown.
+    ``cuda`` is (major, minor), None for a CPU image; ``arch`` holds what torch's kernels are compiled for (``sm_90``,
+    ``sm_90a``, ``compute_120``), empty when unknown; ``kernels`` the same for each kernel wheel by name.
     """
 
     cuda: tuple[int, int] | None
     arch: tuple[str, ...]
+    kernels: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @classmethod
     def from_label(cls, text: str | None) -> ImageNeeds | None:
@@ -31,10 +32,11 @@ class ImageNeeds:
         if not isinstance(found, dict):
             return None
         version = re.fullmatch(r"(\d+)\.(\d+)", str(found.get("cuda") or ""))
-        arch = found.get("arch")
+        kernels = found.get("kernels")
         return cls(
             cuda=(int(version[1]), int(version[2])) if version else None,
-            arch=tuple(str(a) for a in arch) if isinstance(arch, list) else (),
+            arch=_texts(found.get("arch")),
+            kernels=tuple((str(k), _texts(v)) for k, v in sorted(kernels.items())) if isinstance(kernels, dict) else (),
         )
 
     def reasons(self, node: NodeFacts) -> list[str]:
@@ -48,10 +50,19 @@ class ImageNeeds:
                 f"{driver} serves CUDA up to {node.cuda[0]}.{node.cuda[1]}, "
                 f"the image needs {self.cuda[0]}.{self.cuda[1]}"
             )
-        if node.compute is not None and self.arch and not any(_runs(a, node.compute) for a in self.arch):
-            name = f"sm_{node.compute[0]}{node.compute[1]}"
-            out.append(f"its GPUs are {name}, the image holds kernels for {', '.join(self.arch)}")
+        for whose, arch in (
+            ("the image holds kernels", self.arch),
+            *((f"those of {k} are", a) for k, a in self.kernels),
+        ):
+            if node.compute is not None and arch and not any(_runs(a, node.compute) for a in arch):
+                name = f"sm_{node.compute[0]}{node.compute[1]}"
+                out.append(f"its GPUs are {name}, {whose} for {', '.join(arch)}")
+                break
         return out
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(str(v) for v in value) if isinstance(value, list) else ()
 
 
 def _runs(arch: str, compute: tuple[int, int]) -> bool:

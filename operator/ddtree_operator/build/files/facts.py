@@ -11,8 +11,10 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import mmap
 import os
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +32,11 @@ NOTED = (
     "sglang-ddtree",
     "sglang-cpu",
 )
+
+
+FATBIN = 0xBA55ED50
+# Flags of binaries that run on exactly one architecture (sm_90a), or on one family (sm_100f).
+ONLY_THIS, FAMILY = 1 << 20, 1 << 21
 
 
 class RefusedError(Exception):
@@ -144,6 +151,64 @@ def check_import(distribution: str) -> list[str]:
     return unjudged
 
 
+def device_code(path: Path) -> set[str]:
+    """What the device code in a library is compiled for, such as sm_90a and compute_120; empty for any other file.
+
+    A section .nv_fatbin holds containers (magic, version, size of this header, size of the rest) of entries: kind
+    (1 PTX, 2 binary), size of this header and of the padded code; at 28 the architecture, at 40 flags.
+    """
+    found: set[str] = set()
+    if path.stat().st_size < 64:
+        return found
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for at, end in elf_sections(data, (b".nv_fatbin", b"__nv_relfatbin")):
+            while at + 16 <= end:
+                magic, _, header, size = struct.unpack_from("<IHHQ", data, at)
+                if magic != FATBIN:
+                    at += 8
+                    continue
+                entry, at = at + header, at + header + size
+                while entry + 64 <= min(at, end):
+                    kind, _, head, padded = struct.unpack_from("<HHIQ", data, entry)
+                    number, flags = (
+                        *struct.unpack_from("<I", data, entry + 28),
+                        *struct.unpack_from("<Q", data, entry + 40),
+                    )
+                    if kind == 1:
+                        found.add(f"compute_{number}")
+                    elif kind == 2:
+                        found.add(f"sm_{number}{'a' if flags & ONLY_THIS else 'f' if flags & FAMILY else ''}")
+                    entry += max(head + padded, 64)
+    return found
+
+
+def elf_sections(data: mmap.mmap, names: tuple[bytes, ...]) -> list[tuple[int, int]]:
+    """First and last offset of the sections of these names in a 64-bit library; [] when there are none."""
+    if data[:6] != b"\x7fELF\x02\x01":
+        return []
+    try:
+        (table,) = struct.unpack_from("<Q", data, 40)
+        size, count, strings = struct.unpack_from("<HHH", data, 58)
+        heads = [struct.unpack_from("<IIQQQQ", data, table + i * size) for i in range(count if table else 0)]
+        texts = heads[strings][4] if heads else 0
+        return [
+            (offset, min(offset + length, len(data)))
+            for name, _, _, _, offset, length in heads
+            if any(data[texts + name : texts + name + len(n) + 1] == n + b"\0" for n in names)
+        ]
+    except (struct.error, IndexError):
+        return []
+
+
+def kernel_architectures(distribution: str) -> list[str]:
+    """What the device code of a kernel wheel is compiled for, over all its libraries; [] when it has none."""
+    found: set[str] = set()
+    for file in importlib.metadata.files(distribution) or []:
+        if ".so" in file.suffixes:
+            found |= device_code(Path(str(file.locate())))
+    return sorted(found)
+
+
 def debian_packages(status: Path) -> dict[str, str]:
     """Installed packages and their versions by dpkg's own record; {} where there is none."""
     if not status.is_file():
@@ -189,6 +254,7 @@ def main(out: str, device: str, kernels: list[str]) -> None:
             what = f"torch {torch['torch']}, a CPU build" if torch else "no torch"
             raise RefusedError(f"the base image has {what}; a CUDA engine needs a base image with torch for CUDA")
         facts["arch"] = architectures()
+        facts["kernels"] = {name: code for name in kernels if (code := kernel_architectures(name))}
     if unjudged:
         facts["needDriver"] = sorted(unjudged)
     Path(out).parent.mkdir(parents=True, exist_ok=True)

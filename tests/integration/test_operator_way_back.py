@@ -48,6 +48,18 @@ def test_the_built_image_carries_provenance_and_a_bill_of_materials(operator: In
     assert not operator.events(NS, NAME, "NotAttested")
 
 
+def test_the_log_of_the_build_can_be_read_and_followed(operator: Installed, first: Object) -> None:
+    shown = operator.api(NS).ddtreectl("build", "logs", NAME)
+    assert shown.returncode == 0, shown.stderr
+    assert f"pushing manifest for {first['stable']['image'].partition('@')[0]}" in shown.stdout
+    followed = operator.api(NS).ddtreectl("build", "logs", NAME, "-f")
+    assert followed.returncode == 0, followed.stderr
+    assert followed.stdout == shown.stdout
+    assert followed.stderr == f"built {first['stable']['image'].partition('@')[2]}\n"
+    none = operator.api(NS).ddtreectl("build", "logs", "nobody")
+    assert none.returncode == 4
+
+
 def test_the_serving_image_is_tagged_before_a_canary_starts(operator: Installed, first: Object) -> None:
     assert first["phase"] == "Stable", first["message"]
     image, uid = first["stable"]["image"], operator.get(NS, NAME)["metadata"]["uid"]

@@ -42,6 +42,8 @@ def main() -> int:
             head(f"bench: {name}")
             runs[name] = _run(model, env, folder / "report.json")
             subprocess.run([str(TOOL), "down"], env=env, cwd=ROOT, check=False)
+            if (folder / "records").is_dir():  # of the verdicts; the folder goes
+                shutil.copytree(folder / "records", ROOT / "build" / "records", dirs_exist_ok=True)
         used = (free - shutil.disk_usage(folder).free) / 1e9
     finally:
         subprocess.run([str(TOOL), "down"], env=env, cwd=ROOT, check=False, stderr=subprocess.DEVNULL)

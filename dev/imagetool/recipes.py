@@ -184,7 +184,7 @@ class Recipes:
                 dependencies,
             ),
             LayerRecipe(
-                "operator and ddtreectl", self._key("pyproject.toml", "LICENSE", "operator", "cli"), application
+                "operator and ddtreectl", f"{self._key('pyproject.toml', 'LICENSE', 'operator', 'cli')}-2", application
             ),
             LayerRecipe("plugin wheels and patch series", self._key("patches"), artefacts),
         ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import py_compile
+import subprocess
+import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -16,6 +17,12 @@ VENV = "opt/venv"
 SITE = f"{VENV}/lib/python3.11/site-packages"
 _IGNORED = ("_virtualenv.", "__editable__", "uv_cache.json", "direct_url.json")
 _CONFIG = "home = /usr/bin\ninclude-system-site-packages = false\nversion = 3.11\n"
+
+_COMPILE = """
+import py_compile, sys
+mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+py_compile.compile(sys.argv[1], sys.argv[2], sys.argv[3], doraise=True, invalidation_mode=mode)
+"""
 
 
 def skeleton() -> Iterator[Entry]:
@@ -69,17 +76,15 @@ def wheel(path: Path) -> Iterator[Entry]:
 
 
 def bytecode(source: bytes, shown_as: str) -> bytes:
-    """Compiled source that is valid whatever the file's date is (PEP 552, unchecked)."""
+    """Compiled source that is valid whatever the file's date is (PEP 552, unchecked).
+
+    In a process of its own: what marshal writes depends on which strings the process has interned before.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         file, compiled = Path(scratch, "m.py"), Path(scratch, "m.pyc")
         file.write_bytes(source)
-        py_compile.compile(
-            str(file),
-            str(compiled),
-            shown_as,
-            doraise=True,
-            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
-        )
+        compiler = [sys.executable, "-I", "-S", "-c", _COMPILE, str(file), str(compiled), shown_as]
+        subprocess.run(compiler, check=True)
         return compiled.read_bytes()
 
 

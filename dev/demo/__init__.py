@@ -1,1 +1,1 @@
-"""The demo: one resource, five rollouts, a client that never stops asking."""
+"""The demo: one resource, five rollouts, an alert, a client that never stops asking."""

@@ -25,9 +25,9 @@ from demo.watch import Case, follow, keep_record
 LIMIT = {"tiny": 600.0, "smollm2": 1200.0}  # seconds a single rollout may take
 
 
-def cases(model: str) -> list[Case]:
-    """The five rollouts. Margins: the machine is small and shared, so throughput gates are wide where they are not
-    the point; why is said beside each.
+def cases(model: str, image: str) -> list[Case]:
+    """The five rollouts, and an alert sent from a pod of ``image``. Margins: the machine is small and shared, so
+    throughput gates are wide where they are not the point; why is said beside each.
     """
     wide = {"throughput": {"nonInferiority": "60%"}}  # on a CPU a verify step of 16 tokens costs more than one token
     small = {"maxTokens": 16 if model == "smollm2" else 32, "minPairs": 8, "seed": 1}
@@ -37,10 +37,11 @@ def cases(model: str) -> list[Case]:
         Case("b", f"DDTREE, budget {budget}", _shape("DDTREE", small | _gain(model), budget=budget), "Stable"),
         Case(
             "c",
-            "DDTREE, drafter of another model",
+            "drafter of another model; operator killed meanwhile",
             _shape("DDTREE", small, budget=budget, drafter="/models/drafter-misfit"),
             "RolledBack",
             "acceptLength",
+            kill_operator=True,
         ),
         Case(
             "d",
@@ -56,6 +57,7 @@ def cases(model: str) -> list[Case]:
             "RolledBack",
             "parity",
         ),
+        Case("f", "an alert about the tree, after promotion", {}, "RolledBack", "DemoAlert", alert_from=image),
     ]
 
 
@@ -78,7 +80,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--model", choices=sorted(LIMIT), default="smollm2")
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "demo.json")
-    parser.add_argument("--only", default="abcde", help="letters of the rollouts to run, such as ab")
+    parser.add_argument("--only", default="abcdef", help="letters of the cases to run, such as ab")
     options = parser.parse_args()
     try:
         return demo(options.model, options.json, options.only)
@@ -90,7 +92,7 @@ def main() -> int:
         return 130
 
 
-def demo(model: str, out: Path, only: str = "abcde") -> int:
+def demo(model: str, out: Path, only: str = "abcdef") -> int:
     """The whole demo."""
     clock, began = Clock(), time.monotonic()
     head("Cluster")
@@ -105,11 +107,14 @@ def demo(model: str, out: Path, only: str = "abcde") -> int:
     head("Operator")
     with clock.stage("operator"):
         install.install(cluster, images, folder, model)
-    todo = [case for case in cases(model) if case.key in only]
+    every = cases(model, images["operator"])
+    todo = [case for case in every if case.key in only]
     client_up = False
     try:
         for case in todo:
             head(f"({case.key}) {case.what}")
+            if case.alert_from:  # the spec of (e) is rolled back; the alert is about the tree of (b)
+                install.settle(cluster, every[1])
             follow(cluster, case, LIMIT[model])
             clock.seconds[f"case {case.key}"] = case.seconds
             say(f"{case.verdict} after {case.seconds:.0f} s: {case.status.get('message', '')}")
@@ -123,7 +128,7 @@ def demo(model: str, out: Path, only: str = "abcde") -> int:
                 client_up = True
     finally:
         requests, failed, errors = install.stop_client(cluster) if client_up else (0, 0, [])
-    install.leave_healthy(cluster, cases(model)[1])
+    install.settle(cluster, every[0 if "f" in only else 1])
     clock.seconds["total"] = round(time.monotonic() - began, 1)
     report = document(model, todo, clock, requests, failed, errors)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -190,7 +195,10 @@ def document(
         "command": f"make demo MODEL={model}",
         "rows": rows,
         "raw": {
-            "cases": [{"key": c.key, "seconds": c.seconds, "phases": c.phases, "status": c.status} for c in todo],
+            "cases": [
+                {"key": c.key, "seconds": c.seconds, "phases": c.phases, "killed": c.killed, "status": c.status}
+                for c in todo
+            ],
             "client": {"requests": requests, "failed": failed, "errors": errors[:20]},
             "diskFreeGB": round(shutil.disk_usage(Path.home()).free / 1e9, 1),
         },

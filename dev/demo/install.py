@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from demo import given, resources
+from demo import alarm, given, resources
 from demo.cluster import ROOT, Cluster, DemoError
 from demo.resources import NAME, NAMESPACE, SYSTEM
 from demo.show import say
@@ -101,6 +101,7 @@ def chart_values(cluster: Cluster, images: dict[str, str], model: str) -> dict[s
             "builderImage": images["buildkit"],
         },
         "builder": {"image": images["buildkit"]},
+        "alerts": {"tokenSecret": alarm.provide_token(cluster)},
         "engineDefaults": resources.engine_defaults(TOKENS[model]),
     }
 
@@ -149,9 +150,9 @@ def stop_client(cluster: Cluster) -> tuple[int, int, list[str]]:
     return requests, failed, errors
 
 
-def leave_healthy(cluster: Cluster, good: Case) -> None:
-    """Put the promoted shape back, so that what is left is a healthy resource."""
-    follow(cluster, Case("-", "back to the good one", good.resource, "Stable"), 300)
+def settle(cluster: Cluster, good: Case) -> None:
+    """Put a shape back that was promoted before."""
+    follow(cluster, Case("-", "back to a good one", good.resource, "Stable"), 300)
 
 
 def versions() -> dict[str, str]:

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from demo import alarm
 from demo.cluster import ROOT, Cluster, DemoError
-from demo.resources import NAME, NAMESPACE
+from demo.resources import NAME, NAMESPACE, SYSTEM
 from demo.show import Ticker
 
 Object = dict[str, Any]
+OPERATOR = "app.kubernetes.io/name=ddtree-operator"
 ENDS = {"Stable", "RolledBack", "Invalid"}
 
 
@@ -26,6 +28,9 @@ class Case:
     resource: Object
     expect: str  # phase
     because: str = ""  # words that must stand in the message
+    alert_from: str = ""  # not a new spec but an alert about the promoted revision, sent from a pod of this image
+    kill_operator: bool = False  # end the operator by force as soon as pairs are sent
+    killed: bool = False  # whether that was done
     status: Object = field(default_factory=dict)
     seconds: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
@@ -43,6 +48,8 @@ class Case:
             return f"case {self.key} ended in {phase} ({message}), expected {self.expect}"
         if self.because not in message:
             return f"case {self.key} gave as reason {message!r}, expected {self.because!r} in it"
+        if self.kill_operator and not self.killed:
+            return f"case {self.key} ended before the operator could be killed"
         return ""
 
     def metric(self, name: str, side: str) -> str:
@@ -66,7 +73,7 @@ def keep_record(cluster: Cluster, case: Case, folder: Path, model: str) -> str:
 
     Raises DemoError when the record does not give the same verdict again.
     """
-    if not case.status.get("analysis", {}).get("pairs"):
+    if case.alert_from or not case.status.get("analysis", {}).get("pairs"):
         return ""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"demo-{model}-{case.key}.jsonl.gz"
@@ -81,13 +88,21 @@ def keep_record(cluster: Cluster, case: Case, folder: Path, model: str) -> str:
     return str(path)
 
 
+def _found(cluster: Cluster) -> Object:
+    return cluster.get("ddt", NAME, "-n", NAMESPACE) or {}
+
+
 def follow(cluster: Cluster, case: Case, limit: float) -> None:
     """Apply the case's resource and wait for its end. Raises DemoError when it takes too long."""
     began = time.monotonic()
-    cluster.apply(case.resource)
+    if case.alert_from:
+        alarm.send(cluster, case.alert_from, str(_found(cluster)["status"]["revision"]))
+    else:
+        cluster.apply(case.resource)
+    ends = {case.expect} if case.alert_from else ENDS
     ticker, last, since = Ticker(), "", began
     while True:
-        found = cluster.get("ddt", NAME, "-n", NAMESPACE) or {}
+        found = _found(cluster)
         status = found.get("status") or {}
         generation = found.get("metadata", {}).get("generation")
         seen = status.get("observedGeneration") == generation
@@ -100,7 +115,11 @@ def follow(cluster: Cluster, case: Case, limit: float) -> None:
         pairs = status.get("analysis", {}).get("pairs")
         counted = f" [{pairs} pairs]" if phase == "Analyzing" and pairs else ""
         ticker.update(f"{phase}{counted}: {status.get('message', '')}"[:150] if seen else phase)
-        if phase in ENDS:
+        if case.kill_operator and not case.killed and phase == "Analyzing":
+            case.killed = True
+            cluster.run("delete", "pod", "-n", SYSTEM, "-l", OPERATOR, "--grace-period=0", "--force", "--wait=false")
+            ticker.update("the operator is killed in the middle of this; another one goes on")
+        if phase in ends:
             break
         if time.monotonic() - began > limit:
             ticker.done()

@@ -69,6 +69,13 @@ def test_a_drafter_that_does_not_fit_is_rolled_back_on_acceptance(report: dict[s
     assert status["stable"]["revision"] == case(report, "b")["revision"]
 
 
+def test_an_operator_killed_meanwhile_changes_nothing(report: dict[str, Any]) -> None:
+    ended = next(c for c in report["raw"]["cases"] if c["key"] == "c")
+    assert ended["killed"]
+    rolled = [entry for entry in ended["status"]["history"] if entry["revision"] == ended["status"]["revision"]]
+    assert [entry["result"] for entry in rolled] == ["rolledBack"]
+
+
 def test_a_wrong_mask_never_serves(report: dict[str, Any]) -> None:
     status = case(report, "d")
     assert status["phase"] == "RolledBack"
@@ -81,6 +88,15 @@ def test_wrong_text_is_rolled_back_on_parity(report: dict[str, Any]) -> None:
     status = case(report, "e")
     assert status["phase"] == "RolledBack"
     assert metric(status, "parity")["outcome"] == "fail"
+
+
+def test_an_alert_takes_the_promoted_tree_back(report: dict[str, Any]) -> None:
+    status = case(report, "f")
+    assert status["phase"] == "RolledBack"
+    assert status["revision"] == case(report, "b")["revision"]
+    assert status["stable"]["revision"] == case(report, "a")["revision"]
+    assert status["readyReplicas"] == status["replicas"]
+    assert "alert" in status["history"][-1]["by"]
 
 
 def test_a_client_saw_none_of_it(report: dict[str, Any]) -> None:

@@ -95,13 +95,14 @@ def main() -> int:
 def demo(model: str, out: Path, only: str = "abcdef") -> int:
     """The whole demo."""
     clock, began = Clock(), time.monotonic()
-    head("Cluster")
-    with clock.stage("cluster"):
-        kubeconfig = os.environ.get("KUBECONFIG")
-        cluster = given_cluster(kubeconfig) if kubeconfig else own_cluster()
-    head("Models, wheels, images")
-    with clock.stage("models"):
-        folder = install.prepare_models(model)
+    head("Cluster, models")
+    with install.preparing_models(model) as models:
+        with clock.stage("cluster"):
+            kubeconfig = os.environ.get("KUBECONFIG")
+            cluster = given_cluster(kubeconfig) if kubeconfig else own_cluster()
+        with clock.stage("models, after that"):
+            folder = models()
+    head("Wheels, images")
     with clock.stage("images"):
         images = install.prepare_images(cluster)
     head("Operator")
@@ -207,7 +208,9 @@ def document(
 
 def _above(model: str, case: Case) -> dict[str, Any]:
     """The tree's tok/s over the chain's. A goal with the real pair only: a step of the toy pair is mostly Python."""
-    found = next((m for m in case.status.get("analysis", {}).get("metrics", []) if m["metric"] == "throughput"), {})
+    found: dict[str, Any] = next(
+        (m for m in case.status.get("analysis", {}).get("metrics", []) if m["metric"] == "throughput"), {}
+    )
     ratio = round(found["canary"] / found["baseline"], 3) if found.get("baseline") else 0.0
     goal = 1.0 if model == "smollm2" else None
     return {

@@ -84,7 +84,7 @@ def _report(runs: dict[str, dict[str, Any]], used: float) -> dict[str, Any]:
                     | {"ok": True}
                 )
     rows.append({"what": "disk used", "value": round(used, 1), "unit": "GB", "goal": DISK_GOAL, "ok": used < DISK_GOAL})
-    any_report = next((r["report"] for r in runs.values() if r["report"]), {})
+    any_report: dict[str, Any] = next((r["report"] for r in runs.values() if r["report"]), {})
     return {
         "machine": any_report.get("machine", {}),
         "versions": install.versions(),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,24 @@ def _step(*command: str, cluster: Cluster | None = None) -> str:
     return done.stdout
 
 
-def prepare_models(model: str) -> str:
-    """Folder with target, drafter and drafter-misfit."""
-    return _step("models/prepare", model).strip().splitlines()[-1]
+@contextmanager
+def preparing_models(model: str) -> Iterator[Callable[[], str]]:
+    """Make the models beside what else is done: fetching waits for the network where compiling waits for the cores.
+
+    Gives a function that waits for them and returns the folder with target, drafter and drafter-misfit.
+    """
+    with subprocess.Popen(["models/prepare", model], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+
+        def folder() -> str:
+            out = process.communicate()[0]
+            if process.returncode != 0:
+                raise DemoError(f"models/prepare {model} failed; the lines above say why")
+            return out.strip().splitlines()[-1]
+
+        try:
+            yield folder
+        finally:
+            process.terminate()
 
 
 def prepare_images(cluster: Cluster) -> dict[str, str]:

@@ -7,7 +7,6 @@ a running total every ten requests.
 import json
 import os
 import signal
-import sys
 import time
 import urllib.request
 
@@ -51,4 +50,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

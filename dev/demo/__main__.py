@@ -38,7 +38,7 @@ def cases(model: str, image: str) -> list[Case]:
         Case(
             "c",
             "drafter of another model; operator killed meanwhile",
-            _shape("DDTREE", small, budget=budget, drafter="/models/drafter-misfit"),
+            _shape("DDTREE", small | {"maxTokens": 8}, budget=budget, drafter="/models/drafter-misfit"),
             "RolledBack",
             "acceptLength",
             kill_operator=True,

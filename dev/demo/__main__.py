@@ -149,7 +149,7 @@ def print_table(todo: list[Case], requests: int, failed: int) -> None:
             f"{case.metric('acceptLength', 'baseline')} → {case.metric('acceptLength', 'canary')}",
             f"{case.metric('throughput', 'baseline')} → {case.metric('throughput', 'canary')}",
             case.parity,
-            str(case.status.get("analysis", {}).get("pairs", "-")),
+            str(case.status["analysis"]["pairs"] if case.measured else "-"),
             f"{case.seconds:.0f}",
         ]
         for case in todo

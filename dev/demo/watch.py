@@ -52,9 +52,14 @@ class Case:
             return f"case {self.key} ended before the operator could be killed"
         return ""
 
+    @property
+    def measured(self) -> list[Object]:
+        """The metrics of this case's analysis; an alert has none (the status shows those of the revision's canary)."""
+        return [] if self.alert_from else self.status.get("analysis", {}).get("metrics", [])
+
     def metric(self, name: str, side: str) -> str:
         """A metric's value on one side, "-" when it was not measured."""
-        for m in self.status.get("analysis", {}).get("metrics", []):
+        for m in self.measured:
             if m["metric"] == name and side in m:
                 return f"{m[side]:.2f}"
         return "-"
@@ -62,7 +67,7 @@ class Case:
     @property
     def parity(self) -> str:
         """Parity in a few words."""
-        for m in self.status.get("analysis", {}).get("metrics", []):
+        for m in self.measured:
             if m["metric"] == "parity":
                 return {"pass": "equal", "fail": "DIFFERENT"}.get(m["outcome"], "not yet")
         return "not measured"

@@ -73,6 +73,6 @@ def test_between_deterministic_engines_no_ulp_is_tolerated():
 
 def test_tie_gap_follows_the_dtype():
     assert tie_gap("2ulp") == 0.25
-    assert tie_gap("2ulp", "torch.float32") == pytest.approx(3.8e-6, rel=0.01)
+    assert tie_gap("2ulp", "torch.float32") == 0.0
     assert tie_gap("0.01", "float32") == 0.01
     assert tie_gap("2ulp", "float8_e4m3fn") == 0.25

@@ -37,6 +37,7 @@ def main() -> int:
     env.pop("KUBECONFIG", None)
     free = shutil.disk_usage(folder).free
     runs: dict[str, dict[str, Any]] = {}
+    report: dict[str, Any] = {}
     try:
         for name, model in (("cold", "smollm2"), ("warm", "smollm2"), ("tiny cold", "tiny"), ("tiny warm", "tiny")):
             head(f"bench: {name}")
@@ -44,12 +45,12 @@ def main() -> int:
             subprocess.run([str(TOOL), "down"], env=env, cwd=ROOT, check=False)
             if (folder / "records").is_dir():  # of the verdicts; the folder goes
                 shutil.copytree(folder / "records", ROOT / "build" / "records", dirs_exist_ok=True)
-        used = (free - shutil.disk_usage(folder).free) / 1e9
+            # written as they come: an interrupted bench keeps what it has
+            report = _report(runs, (free - shutil.disk_usage(folder).free) / 1e9)
+            OUT.write_text(json.dumps(report, indent=1) + "\n")
     finally:
         subprocess.run([str(TOOL), "down"], env=env, cwd=ROOT, check=False, stderr=subprocess.DEVNULL)
         shutil.rmtree(folder, ignore_errors=True)
-    report = _report(runs, used)
-    OUT.write_text(json.dumps(report, indent=1) + "\n")
     rows = [
         [r["what"], f"{r['value']} {r['unit']}", f"< {r['goal']}" if r["goal"] else "", "ok" if r["ok"] else "MISSED"]
         for r in report["rows"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddtree_operator.core.facts import PlacementFact, Problem
+from ddtree_operator.core.facts import PlacementFact, Problem, Revision
 from unit.world import World, first, fit, stable
 
 pytestmark = pytest.mark.unit
@@ -343,6 +343,24 @@ def test_wiped_status_and_restart_anywhere_reach_the_same_end() -> None:
         assert world.status["revision"] == plain.status["revision"]
         assert len(world.sets) == 1
         assert len(world.builds) <= 2  # one per revision: never started twice
+
+
+def test_what_serves_is_kept_when_its_record_is_lost() -> None:
+    world = stable()
+    first_hash = revision_named(world, 1).hash
+    world.verdict = lambda revision: ("fail", "slower")
+    world.retuned(15).until("RolledBack")
+    lost = world.revisions[first_hash]
+    world.revisions[first_hash] = Revision(hash=lost.hash, number=lost.number, spec=lost.spec)
+    world.status = {}
+    for _ in range(30):
+        world.tick()
+    assert not world.outages
+    assert [s.action.revision for s in world.sets.values()] == [first_hash]
+    made_anew = world.revisions[first_hash]
+    assert (made_anew.result, made_anew.image) == ("promoted", lost.image)
+    assert world.status["stable"]["revision"] == first_hash
+    assert "RecordLost" in {event.reason for event in world.events}
 
 
 @pytest.mark.parametrize("crash_every", [0, 1, 2, 3])

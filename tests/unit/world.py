@@ -108,7 +108,14 @@ class World:
 
     def _set(self, name: str, run: Running) -> EngineSet:
         if name in self.failure:
-            return EngineSet(name, run.action.revision, run.action.baseline, run.replicas, failure=self.failure[name])
+            return EngineSet(
+                name,
+                run.action.revision,
+                run.action.baseline,
+                run.replicas,
+                failure=self.failure[name],
+                image=run.action.image,
+            )
         if self.gpus is not None:
             return self._counted(name, run)
         pods = []
@@ -125,7 +132,9 @@ class World:
                     exit_code=1 if tail else None,
                 )
             )
-        return EngineSet(name, run.action.revision, run.action.baseline, run.replicas, tuple(pods))
+        return EngineSet(
+            name, run.action.revision, run.action.baseline, run.replicas, tuple(pods), image=run.action.image
+        )
 
     def _counted(self, name: str, run: Running) -> EngineSet:
         self._schedule()
@@ -140,7 +149,9 @@ class World:
             )
             for pod in run.pods
         ]
-        return EngineSet(name, run.action.revision, run.action.baseline, run.replicas, tuple(pods))
+        return EngineSet(
+            name, run.action.revision, run.action.baseline, run.replicas, tuple(pods), image=run.action.image
+        )
 
     def _schedule(self) -> None:
         """Free the GPUs of engines that have left, and hand free ones to those that wait."""
@@ -313,6 +324,8 @@ class World:
             and self.selector.get(LABEL_REVISION, run.action.revision) == run.action.revision
             and self.selector.get(LABEL_POOL) == "serving"
         ]
+        if not self.spec.get("replicas", 1):  # scaled to nothing: serving begins anew
+            self.served = False
         self.served = self.served or bool(reached)
         if self.served:
             self.fewest = len(reached) if self.fewest is None else min(self.fewest, len(reached))

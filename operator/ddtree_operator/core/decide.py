@@ -43,7 +43,7 @@ def decide(
         return _invalid(str(error), seen, now, generation, status)
     r = Round(name=name, spec=parsed, seen=seen, now=now)
     wanted = r.wanted()
-    serving = r.serving()
+    serving = _adopted(r, wanted, r.serving())
     wanted = obey(r, wanted, serving)
     wanted = heed(r, wanted)
     _supersede(r, wanted)
@@ -78,6 +78,21 @@ def decide(
 def _invalid(message: str, seen: Observed, now: float, generation: int, status: dict[str, Any]) -> Decision:
     finished = report.invalid(message, now, generation, status)
     return Decision(tuple(report.events(status, finished)), finished)
+
+
+def _adopted(r: Round, wanted: Revision, serving: Revision | None) -> Revision | None:
+    """What serves alone, though its record does not say that it was promoted, was: the record is lost, or a crash came
+    between the switch and writing it down. Without this its engines would be taken away as nobody's.
+    """
+    if serving is None or serving.hash in {wanted.hash, ""} or serving.result not in {"", "superseded"}:
+        return serving
+    if _pointed(r) != serving.hash:
+        return serving
+    engines = r.engines_of(serving)
+    image = serving.image or (engines.image if engines else "")
+    r.emit("Warning", "RecordLost", f"revision {serving.number} ({serving.hash}) serves, and its record is made anew")
+    why = "it serves; the record of its rollout was lost"
+    return r.save(serving, result="promoted", reason=why, by="operator", at=r.now, image=image)
 
 
 def _supersede(r: Round, wanted: Revision) -> None:

@@ -34,6 +34,7 @@ class EngineSet:
     replicas: int = 0
     pods: tuple[PodFact, ...] = ()
     failure: str = ""  # why the Deployment could not create pods (quota, admission)
+    image: str = ""  # of its engines
 
     @property
     def ready(self) -> tuple[PodFact, ...]:

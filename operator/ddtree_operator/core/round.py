@@ -111,7 +111,7 @@ class Round:
                     revision=revision.hash,
                     baseline=baseline,
                     replicas=replicas,
-                    image=revision.image,
+                    image=revision.image or (existing.image if existing else ""),
                     spec=spec or revision.spec,
                     pins=revision.pins,
                     grace=seconds(self.spec.traffic.drain),

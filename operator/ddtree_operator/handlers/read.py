@@ -44,9 +44,15 @@ def engine_sets(deployments: list[Object], pods: list[Object]) -> tuple[EngineSe
                 replicas=int(deployment["spec"].get("replicas", 1)),
                 pods=tuple(sorted((pod_fact(p) for p in mine), key=lambda p: p.name)),
                 failure=_failure(deployment),
+                image=_image(deployment),
             )
         )
     return tuple(sorted(out, key=lambda s: s.name))
+
+
+def _image(deployment: Object) -> str:
+    containers = deployment["spec"]["template"]["spec"]["containers"]
+    return next((str(c.get("image", "")) for c in containers if c["name"] == ENGINE_CONTAINER), "")
 
 
 def _failure(deployment: Object) -> str:

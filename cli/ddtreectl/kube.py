@@ -66,11 +66,10 @@ def connect(
 ) -> Cluster:
     """Read the configuration (kubeconfig, else the pod's own) and return a cluster; no request is made yet."""
     from kubernetes import client, config
-    from kubernetes.config import kube_config
 
     settings = client.Configuration()
     settings.retries = 0
-    path = kubeconfig or kube_config.KUBE_CONFIG_DEFAULT_LOCATION
+    path = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
     if kubeconfig is None and not _any_exists(path) and os.environ.get("KUBERNETES_SERVICE_HOST"):
         config.load_incluster_config(client_configuration=settings)
         own = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -104,7 +103,8 @@ def _from_kubeconfig(path: str, context: str | None, settings: Any) -> tuple[str
         config.load_kube_config(config_file=path, context=context, client_configuration=settings)
         chosen = next((c for c in contexts if c["name"] == context), active)["context"]
     except (config.ConfigException, yaml.YAMLError, KeyError, TypeError, OSError, ValueError) as exc:
-        raise CliError(f"the kubeconfig {path} cannot be used: {_line(exc)}") from None
+        why = "it is no kubeconfig" if isinstance(exc, TypeError) else _line(exc)
+        raise CliError(f"the kubeconfig {path} cannot be used: {why}") from None
     return chosen.get("namespace") or "default", chosen.get("user") or getpass.getuser()
 
 

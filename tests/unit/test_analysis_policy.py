@@ -33,8 +33,8 @@ def test_required_gain_replaces_margin():
     ("spec", "says"),
     [
         ({"acceptLength": {"nonInferiority": "100%"}}, "let everything pass"),
-        ({"errorBudget": {"falsePromote": "0%"}}, "false_promote is 0"),
-        ({"errorBudget": {"falseRollback": "60%"}}, "false_rollback is 0.6"),
+        ({"errorBudget": {"falsePromote": "0%"}}, "errorBudget.falsePromote is 0%"),
+        ({"errorBudget": {"falseRollback": "60%"}}, "errorBudget.falseRollback is 60%"),
     ],
 )
 def test_senseless_numbers_are_refused(spec, says):

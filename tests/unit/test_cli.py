@@ -438,6 +438,41 @@ def test_lint_refuses_what_can_never_be_decided(run: Run, tmp_path: Path) -> Non
     assert "maxPairs: 2 pairs decide nothing, the clearest case takes 9" in out
 
 
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("canary: {analysis: {acceptLength: {nonInferiority: 120%}}}", "keep it below 100%"),
+        ("canary: {analysis: {errorBudget: {falsePromote: 0%}}}", "errorBudget.falsePromote is 0%; it must lie"),
+        ("engine: {kind: vllm}", "spec.engine.kind: vllm is not supported yet"),
+        ("engine: {build: {builder: buildah}}", "spec.engine.build.builder: buildah is not supported yet"),
+        ("traffic: {gateway: {httpRoute: r}}", "spec.traffic.gateway: HTTPRoute traffic is not available yet"),
+    ],
+)
+def test_lint_refuses_what_the_operator_refuses(run: Run, tmp_path: Path, spec: str, words: str) -> None:
+    path = tmp_path / "a.yaml"
+    head = "apiVersion: ddtree.dev/v1alpha1\nkind: DDTreeDeployment\nmetadata: {name: a}\n"
+    path.write_text(f"{head}spec: {{model: {{path: /m}}, drafter: {{path: /d}}, {spec}}}\n")
+    code, out, err = run(f"lint -f {path}")
+    assert (code, err) == (1, "")
+    assert words in out
+    code, out, err = run(f"plan -f {path}")
+    assert (code, out) == (1, "")
+    assert words in err
+
+
+def test_odd_yaml_is_no_traceback(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("kind: List\nitems: 5\n")
+    assert "no DDTreeDeployment in" in run(f"lint -f {path}")[2]
+    head = "apiVersion: ddtree.dev/v1alpha1\nkind: DDTreeDeployment\n"
+    path.write_text(
+        f"{head}metadata: {{name: a}}\nspec: {{model: {{path: /m, revision: 2026-11-30}}, drafter: {{path: /d}}}}\n"
+    )
+    assert run(f"lint -f {path}")[0] == 0
+    path.write_text(f"{head}metadata: [a]\nspec: {{model: {{path: /m}}}}\n")
+    assert "metadata.name: is required" in run(f"plan -f {path}")[2]
+
+
 def test_version(run: Run) -> None:
     assert run("version --client") == (0, "ddtreectl 0.1.0 (ddtree.dev/v1alpha1)\n", "")
     assert "Kubernetes v1.36.3" in run("version")[1]

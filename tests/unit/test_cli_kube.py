@@ -44,7 +44,7 @@ def test_the_context_gives_namespace_and_user(tmp_path: Path) -> None:
     [
         (None, None, "does not exist; set KUBECONFIG or pass --kubeconfig FILE"),
         ("a: [", None, "cannot be used"),
-        ("just text", None, "cannot be used"),
+        ("just text", None, "cannot be used: it is no kubeconfig"),
         ("{}", None, "cannot be used"),
         ("good", "prud", 'no context "prud"'),
     ],

@@ -223,6 +223,14 @@ def test_a_missing_reference_is_named_and_heals() -> None:
     world.until("Stable")
 
 
+def test_what_is_not_there_yet_starts_nothing() -> None:
+    world = stable()
+    writes = world.writes
+    world.edit(traffic={"gateway": {"httpRoute": "r"}}).until("Invalid")
+    assert "HTTPRoute traffic is not available yet" in world.status["message"]
+    assert world.writes == writes
+
+
 def test_an_invalid_spec_changes_nothing_that_runs() -> None:
     world = stable()
     writes = world.writes

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ddtreectl.exits import CliError, Exit
+
+if TYPE_CHECKING:
+    from yaml import SafeLoader
 
 
 def lint(
@@ -31,7 +34,11 @@ def lint(
             name = metadata.get("name") if isinstance(metadata, dict) else None
             where = f"{file}: {KIND} {name or f'(document {number})'}"
             try:
-                problem = outlook(check_resource(document).canary.analysis).problem
+                analysis = check_resource(document).canary.analysis
+                try:
+                    problem = outlook(analysis).problem
+                except ValueError as exc:
+                    problem = f"spec.canary.analysis: {exc}"
                 if problem:
                     raise InvalidResourceError([problem])
             except InvalidResourceError as exc:
@@ -60,12 +67,27 @@ def documents(file: str) -> list[Any]:
 
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-        found = [d for d in yaml.safe_load_all(text) if d is not None]
+        found = [d for d in yaml.load_all(text, _loader()) if d is not None]
     except (OSError, UnicodeDecodeError) as exc:
         raise CliError(f"cannot read {file}: {getattr(exc, 'strerror', None) or exc}") from None
     except yaml.YAMLError as exc:
         raise CliError(f"{file} is not YAML: {' '.join(str(exc).split())}") from None
     flat: list[Any] = []
     for d in found:
-        flat += d["items"] if isinstance(d, dict) and d.get("kind") == "List" and "items" in d else [d]
+        items = d.get("items") if isinstance(d, dict) and d.get("kind") == "List" else None
+        flat += items if isinstance(items, list) else [d]
     return flat
+
+
+def _loader() -> type[SafeLoader]:
+    """Safe YAML in which a date is text, as it is for kubectl."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in known if tag != "tag:yaml.org,2002:timestamp"]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    return Loader

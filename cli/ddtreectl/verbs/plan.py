@@ -15,6 +15,7 @@ from ddtreectl.verbs.lint import documents, ours
 if TYPE_CHECKING:
     from ddtree_operator.analysis.pace import Pace
     from ddtree_operator.analysis.power import Forecast, Outlook
+    from ddtree_operator.api.spec import DDTreeSpec
 
 CHANGES = (0.0, 0.1, 0.25, -0.1, -0.3)  # true changes in the table
 Measured = tuple["Pace | None", str]
@@ -48,10 +49,11 @@ def plan(
             raise CliError(f"no DDTreeDeployment in {file}")
     else:
         resources = [kube.connect(namespace, kubeconfig, context).get(str(name))]
+    specs = [_spec(r) for r in resources]  # mistakes first, before a cluster is asked
     plans = []
-    for resource in resources:
+    for resource, spec in zip(resources, specs, strict=True):
         seen = known or _from_cluster(resource, namespace, kubeconfig, context, live=file is None, no_color=no_color)
-        plans.append(_plan(resource, *seen))
+        plans.append(_plan(resource, spec, *seen))
     if form != options.View.TABLE:
         print(output.data(plans[0] if len(plans) == 1 else plans, form))
     else:
@@ -59,16 +61,21 @@ def plan(
     return Exit.ERROR if any(p["problem"] for p in plans) else Exit.DONE
 
 
-def _plan(resource: dict[str, Any], pace: Pace | None, source: str) -> dict[str, Any]:
-    from ddtree_operator.analysis.power import outlook, statement
+def _spec(resource: dict[str, Any]) -> DDTreeSpec:
     from ddtree_operator.api.refusals import InvalidResourceError, check_resource, parse_spec
 
-    where = (resource.get("metadata") or {}).get("name") or "(no name)"
     try:  # a live resource has a status, and was checked by the API server
-        spec = parse_spec(resource["spec"]) if "status" in resource else check_resource(resource)
-        found = outlook(spec.canary.analysis, pace, source, CHANGES)
+        return parse_spec(resource["spec"]) if "status" in resource else check_resource(resource)
     except InvalidResourceError as exc:
-        raise CliError(f"{where}: {exc}") from None
+        raise CliError(f"{_name(resource)}: {exc}") from None
+
+
+def _plan(resource: dict[str, Any], spec: DDTreeSpec, pace: Pace | None, source: str) -> dict[str, Any]:
+    from ddtree_operator.analysis.power import outlook, statement
+
+    where = _name(resource)
+    try:
+        found = outlook(spec.canary.analysis, pace, source, CHANGES)
     except ValueError as exc:
         raise CliError(f"{where}: spec.canary.analysis: {exc}") from None
     return {
@@ -85,6 +92,15 @@ def _plan(resource: dict[str, Any], pace: Pace | None, source: str) -> dict[str,
         "measured": found.source,
         "forecasts": [_forecast(found, f) for f in found.forecasts],
     }
+
+
+def _metadata(resource: dict[str, Any]) -> dict[str, Any]:
+    found = resource.get("metadata")
+    return found if isinstance(found, dict) else {}
+
+
+def _name(resource: dict[str, Any]) -> str:
+    return _metadata(resource).get("name") or "(no name)"
 
 
 def _forecast(found: Outlook, f: Forecast) -> dict[str, Any]:
@@ -170,7 +186,7 @@ def _from_cluster(
     no_color: bool,
 ) -> Measured:
     """What the records of the resource of that name say; nothing when there is no cluster or no such resource."""
-    meta = resource.get("metadata") or {}
+    meta = _metadata(resource)
     name = str(meta.get("name") or "")
     try:
         cluster = kube.connect(namespace or meta.get("namespace"), kubeconfig, context)

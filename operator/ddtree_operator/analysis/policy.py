@@ -58,10 +58,9 @@ class Policy:
     def __post_init__(self) -> None:
         if not self.gates:
             raise ValueError("the policy compares no metric")
-        for name in ("false_promote", "false_rollback"):
-            value = getattr(self, name)
+        for name, value in (("falsePromote", self.false_promote), ("falseRollback", self.false_rollback)):
             if not 0 < value < 0.5:
-                raise ValueError(f"{name} is {value:g}; it must lie between 0 and 0.5")
+                raise ValueError(f"errorBudget.{name} is {value * 100:g}%; it must lie between 0% and 50%")
         for gate in self.gates:
             if not -1 < gate.threshold < 100:
                 raise ValueError(f"{gate.metric}: threshold {gate.threshold:g} is not a sensible relative change")

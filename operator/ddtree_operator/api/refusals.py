@@ -87,9 +87,22 @@ def check_resource(resource: Any) -> DDTreeSpec:
         spec = parse_spec(resource["spec"])
     except InvalidResourceError as exc:
         raise InvalidResourceError([*found, *exc.sentences]) from None
+    found += not_yet(spec)
     if found:
         raise InvalidResourceError(found)
     return spec
+
+
+def not_yet(spec: DDTreeSpec) -> list[str]:
+    """A sentence for each thing that the spec may ask for by its schema and that nothing here does yet."""
+    found = []
+    if spec.engine.kind == "vllm":
+        found.append("spec.engine.kind: vllm is not supported yet; use sglang")
+    if spec.engine.build is not None and spec.engine.build.builder == "buildah":
+        found.append("spec.engine.build.builder: buildah is not supported yet; use buildkit")
+    if spec.traffic.gateway is not None:
+        found.append("spec.traffic.gateway: HTTPRoute traffic is not available yet; leave it out")
+    return found
 
 
 def name_fits(name: str) -> bool:

@@ -111,7 +111,7 @@ class BuildSpec(Model):
 class EngineSpec(Model):
     """The engine: its image (given, or built), its speculation and its flags."""
 
-    kind: Literal["sglang", "vllm"] = Field(default="sglang", description="Engine adapter.")
+    kind: Literal["sglang", "vllm"] = Field(default="sglang", description="Engine adapter; vllm is refused for now.")
     image: str | None = Field(
         default=None, pattern=DIGEST_REF, max_length=600, description="Ready image by digest; excludes build."
     )
@@ -364,7 +364,7 @@ class RollbackSpec(Model):
 
 
 class GatewayTraffic(Model):
-    """Gateway API route that carries the weights."""
+    """Gateway API route that carries the weights; refused for now."""
 
     http_route: str = Field(min_length=1, max_length=253, description="Name of the HTTPRoute, in the same namespace.")
 
@@ -372,7 +372,9 @@ class GatewayTraffic(Model):
 class TrafficSpec(Model):
     """How traffic reaches the engines. Without gateway: a Service of the resource's name, weights by replica ratio."""
 
-    gateway: GatewayTraffic | None = Field(default=None, description="Gateway API route that carries the weights.")
+    gateway: GatewayTraffic | None = Field(
+        default=None, description="Gateway API route that carries the weights; refused for now."
+    )
     drain: Duration = Field(default="30s", description="Time the old set keeps for requests in flight.")
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddtree_operator.api.names import LABEL_REVISION
+from ddtree_operator.api.refusals import InvalidResourceError, not_yet
 from ddtree_operator.core import report, revisions, rolling
 from ddtree_operator.core.actions import QUIET, Action, ApplyService, Attest, DeleteEngines, PruneRevision
 from ddtree_operator.core.alarms import heed
@@ -37,8 +38,8 @@ def decide(
     """
     try:
         parsed = revisions.parse(spec)
-        if parsed.traffic.gateway is not None:
-            raise ValueError("spec.traffic.gateway: HTTPRoute traffic is not available yet; leave it out")
+        if missing := not_yet(parsed):
+            raise InvalidResourceError(missing)
     except ValueError as error:
         return _invalid(str(error), seen, now, generation, status)
     r = Round(name=name, spec=parsed, seen=seen, now=now)

@@ -7,7 +7,7 @@ lint: lint-chart ## ruff, mypy --strict, import-linter, helm lint
 format: ## format the Python code
 	py=$(OPS); $$py/bin/ruff format . && $$py/bin/ruff check --fix-only .
 
-test-unit: ## fast tests: no processes, no network
+test-unit: ## fast tests: no processes but helm, no network
 	py=$(OPS); $$py/bin/pytest tests/unit -q
 
 test: ## all tests, as CI runs them: unit, a sample of the faults, rules, kernels, engine, integration, end to end

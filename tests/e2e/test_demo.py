@@ -96,7 +96,8 @@ def test_an_alert_takes_the_promoted_tree_back(report: dict[str, Any]) -> None:
     assert status["revision"] == case(report, "b")["revision"]
     assert status["stable"]["revision"] == case(report, "a")["revision"]
     assert status["readyReplicas"] == status["replicas"]
-    assert "alert" in status["history"][-1]["by"]
+    taken_back = next(entry for entry in status["history"] if entry["revision"] == status["revision"])
+    assert (taken_back["result"], taken_back["by"]) == ("rolledBack", "alert DemoAlert")
 
 
 def test_a_client_saw_none_of_it(report: dict[str, Any]) -> None:

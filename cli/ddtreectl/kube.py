@@ -22,6 +22,7 @@ Object = dict[str, Any]
 
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 30.0
+FOLLOW_SECONDS = 86400.0  # a build may say nothing for long, and the client takes no endless timeout
 
 
 class Cluster(Protocol):
@@ -238,7 +239,7 @@ class _Live:
                 self.namespace,
                 follow=follow,
                 _preload_content=False,
-                _request_timeout=(CONNECT_SECONDS, None if follow else self._timeout[1]),
+                _request_timeout=(CONNECT_SECONDS, FOLLOW_SECONDS if follow else self._timeout[1]),
             )
             rest = b""
             for chunk in answer.stream(decode_content=False):

@@ -138,3 +138,10 @@ def test_a_name_alike_is_suggested(server: Server, tmp_path: Path) -> None:
     cluster = kube.connect(kubeconfig=kubeconfig(tmp_path, f"http://127.0.0.1:{server.server_port}"))
     with pytest.raises(CliError, match=r'no DDTreeDeployment "qwen" in namespace "llm"; did you mean qwen3\?'):
         cluster.get("qwen")
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_log_is_read_by_the_line(server: Server, tmp_path: Path, follow: bool) -> None:
+    Server.answers = {"/api/v1/namespaces/llm/pods/build-1/log": (200, "#1 pulling\n#2 done\nno end of line")}
+    cluster = kube.connect(kubeconfig=kubeconfig(tmp_path, f"http://127.0.0.1:{server.server_port}"))
+    assert list(cluster.log("build-1", follow)) == ["#1 pulling", "#2 done", "no end of line"]

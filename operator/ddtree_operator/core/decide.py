@@ -85,15 +85,13 @@ def _adopted(r: Round, wanted: Revision, serving: Revision | None) -> Revision |
     """What serves alone, though its record does not say that it was promoted, was: the record is lost, or a crash came
     between the switch and writing it down. Without this its engines would be taken away as nobody's.
     """
-    if serving is None or serving.hash in {wanted.hash, ""} or serving.result not in {"", "superseded"}:
+    if serving is None or serving.hash == wanted.hash or serving.result not in {"", "superseded"}:
         return serving
     if _pointed(r) != serving.hash:
         return serving
-    engines = r.engines_of(serving)
-    image = serving.image or (engines.image if engines else "")
     r.emit("Warning", "RecordLost", f"revision {serving.number} ({serving.hash}) serves, and its record is made anew")
     why = "it serves; the record of its rollout was lost"
-    return r.save(serving, result="promoted", reason=why, by="operator", at=r.now, image=image)
+    return r.save(serving, result="promoted", reason=why, by="operator", at=r.now, image=r.image_of(serving))
 
 
 def _supersede(r: Round, wanted: Revision) -> None:

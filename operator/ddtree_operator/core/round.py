@@ -98,6 +98,11 @@ class Round:
         """The engine set of a revision, when it exists."""
         return self.seen.set(engine_set_name(self.name, revision.hash, baseline=baseline))
 
+    def image_of(self, revision: Revision, *, baseline: bool = False) -> str:
+        """A revision's image; where its record is lost, that of its engines."""
+        engines = self.engines_of(revision, baseline=baseline)
+        return revision.image or (engines.image if engines else "")
+
     def have_engines(
         self, revision: Revision, replicas: int, *, baseline: bool = False, spec: dict[str, Any] | None = None
     ) -> EngineSet:
@@ -111,7 +116,7 @@ class Round:
                     revision=revision.hash,
                     baseline=baseline,
                     replicas=replicas,
-                    image=revision.image or (existing.image if existing else ""),
+                    image=self.image_of(revision, baseline=baseline),
                     spec=spec or revision.spec,
                     pins=revision.pins,
                     grace=seconds(self.spec.traffic.drain),

@@ -21,6 +21,7 @@ from ddtree_operator.analysis.types import MetricVerdict, Outcome, Pair, Verdict
 from ddtree_operator.api.spec import PrometheusCheck
 from ddtree_operator.core.facts import AnalysisFact
 from ddtree_operator.handlers.checks import Checks
+from ddtree_operator.handlers.runs import Runs
 from ddtree_operator.probe.runner import PairRunner
 
 log = logging.getLogger("ddtree.analysis")
@@ -103,7 +104,7 @@ def summary(verdict: Verdict, digest: str = "", measured: Pace | None = None) ->
     return out | ({"pace": measured.as_dict()} if measured else {})
 
 
-class Analyses:
+class Analyses(Runs[Key, Running]):
     """All analyses of this operator. ``save`` and ``load`` keep records outside (a ConfigMap each)."""
 
     def __init__(
@@ -112,10 +113,10 @@ class Analyses:
         save: Callable[[Key, Running, Verdict], Awaitable[str]],
         wake: Callable[[str, str], None],
     ) -> None:
+        super().__init__()
         self._session = session
         self._save = save
         self._wake = wake
-        self._running: dict[Key, Running] = {}
 
     def fact(self, key: Key) -> AnalysisFact | None:
         """What is known of one analysis."""
@@ -246,17 +247,3 @@ class Analyses:
             if run.stuck and len(run.pairs) < run.limit:  # PromQL checks: whoever resumes has seen to them
                 run.stuck = ""
                 run.checks.start_anew()
-
-    def forget(self, namespace: str, name: str, *, keep: Key | None = None) -> None:
-        """Stop and drop the analyses of a resource, all but ``keep``."""
-        for key in [k for k in self._running if k[:2] == (namespace, name) and k != keep]:
-            task = self._running.pop(key).task
-            if task is not None:
-                task.cancel()
-
-    async def close(self) -> None:
-        """Stop everything."""
-        tasks = [r.task for r in self._running.values() if r.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

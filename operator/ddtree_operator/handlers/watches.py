@@ -14,6 +14,7 @@ from ddtree_operator.analysis.prompts import Prompt
 from ddtree_operator.analysis.types import Outcome, Sample
 from ddtree_operator.analysis.watch import Watch
 from ddtree_operator.core.facts import WatchFact
+from ddtree_operator.handlers.runs import Runs
 from ddtree_operator.probe.generate import generate, tokenize, top2_gap
 from ddtree_operator.probe.http import EngineError
 
@@ -37,7 +38,7 @@ class Running:
     prompts: list[Prompt] = field(default_factory=list)
 
 
-class Watches:
+class Watches(Runs[Key, Running]):
     """All watches of this operator. Nothing of them is kept: after a restart the epoch begins anew."""
 
     def __init__(
@@ -47,11 +48,11 @@ class Watches:
         diverged: Callable[[Key], None],
         every: float = EVERY,
     ) -> None:
+        super().__init__()
         self._session = session
         self._wake = wake
         self._diverged = diverged  # called for each text that differs from the canary's with no tie to explain it
         self._every = every
-        self._running: dict[Key, Running] = {}
 
     def fact(self, key: Key) -> WatchFact | None:
         """What is known of one watch."""
@@ -111,20 +112,6 @@ class Watches:
             return
         log.error("the text of prompt %s differs from the canary's, and it has no tie", prompt.id)
         self._diverged(key)
-
-    def forget(self, namespace: str, name: str, *, keep: Key | None = None) -> None:
-        """Stop and drop the watches of a resource, all but ``keep``."""
-        for key in [k for k in self._running if k[:2] == (namespace, name) and k != keep]:
-            task = self._running.pop(key).task
-            if task is not None:
-                task.cancel()
-
-    async def close(self) -> None:
-        """Stop everything."""
-        tasks = [r.task for r in self._running.values() if r.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def same_text(recorded: Sample, answer: Sample) -> bool:

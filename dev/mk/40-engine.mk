@@ -18,3 +18,7 @@ faults: ## rewrite the faulty patches of the tests and the demo after an edit of
 .PHONY: bench-engine
 bench-engine: ## the engine on a CPU: plain, chain and trees on the SmolLM2 pair
 	py=$(OPS); $$py/bin/python dev/bench/engine_cpu.py docs/benchmarks
+
+.PHONY: bench-equality
+bench-equality: ## text of 24 DDTree engines against Transformers, 1,000 prompts each (PROMPTS=n; hours on a busy machine)
+	py=$(OPS); ENGINE_TIMEOUT=14400 $$py/bin/python dev/bench/equality.py docs/benchmarks $(PROMPTS)

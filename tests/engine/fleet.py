@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "patches/sglang_ddtree/src"))
 from sglang_ddtree import series  # noqa: E402
 
-TIMEOUT = 900  # seconds an engine run may take, on a busy machine
+TIMEOUT = int(os.environ.get("ENGINE_TIMEOUT", "900"))  # seconds an engine run may take, on a busy machine
 TOKENS = 48  # most tokens a request of the matrix asks for
 EOS = 2
 # lock files, one of which is held while something runs: a machine shared with others may name some

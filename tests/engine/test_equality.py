@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from typing import Any
 
@@ -16,14 +15,14 @@ pytestmark = pytest.mark.engine
 BUDGETS, PAGES = (7, 15, 31, 63), (1, 16, 64)
 CONTEXT = 112  # tokens, of the engine whose requests run into the end of the context
 PER_ENGINE = 84  # requests of one engine's first round; a dozen engines make a thousand
-FULL = os.environ.get("DDTREE_TEST_FULL") == "1"
 
 
-def workload(seed: int, count: int) -> list[dict[str, Any]]:
+def workload(seed: int, count: int, prompt_seed: int | None = None) -> list[dict[str, Any]]:
     """Two rounds of the same prompts: the second finds the first's KV in the radix cache. Requests arrive over a
-    while, a tenth leaves early, half may end at <eos>."""
+    while, a tenth leaves early, half may end at <eos>. ``prompt_seed``: of the prompts, where others share them."""
     rng = random.Random(seed)
-    asked = prompts(count, seed)
+    asked = prompts(count, seed if prompt_seed is None else prompt_seed)
+    spread = 1.5 * max(1.0, count / PER_ENGINE)  # seconds
     rounds = []
     for name in ("miss", "hit"):
         requests = []
@@ -35,7 +34,7 @@ def workload(seed: int, count: int) -> list[dict[str, Any]]:
                     "max_new_tokens": rng.randrange(1, TOKENS + 1),
                     "ignore_eos": rng.random() < 0.5,
                 },
-                "delay": round(rng.random() * 1.5, 3),
+                "delay": round(rng.random() * spread, 3),
             }
             if rng.random() < 0.1:
                 request |= {"abort_after": rng.randrange(1, 4), "rid": f"{name}-{index}"}
@@ -45,14 +44,14 @@ def workload(seed: int, count: int) -> list[dict[str, Any]]:
     return rounds
 
 
-def matrix() -> list[Scenario]:
-    """Every budget with every page size; overlap on and off alternate so that each meets every budget and page (with
-    DDTREE_TEST_FULL=1 all combinations). Chunked prefill everywhere, in chunks smaller than most prompts."""
+def matrix(full: bool = False, count: int = PER_ENGINE, prompt_seed: int | None = None) -> list[Scenario]:
+    """Every budget with every page size; overlap on and off alternate so that each meets every budget and page
+    (``full``: all combinations). Chunked prefill everywhere, in chunks smaller than most prompts."""
     out = []
     for b, budget in enumerate(BUDGETS):
         for p, page in enumerate(PAGES):
             for overlap in (True, False):
-                if not FULL and overlap != ((b + p) % 2 == 0):
+                if not full and overlap != ((b + p) % 2 == 0):
                     continue
                 name = f"ddtree-b{budget}-p{page}-{'overlap' if overlap else 'sync'}"
                 options = engine(
@@ -62,7 +61,7 @@ def matrix() -> list[Scenario]:
                     disable_overlap_schedule=not overlap,
                     chunked_prefill_size=64,
                 )
-                out.append(Scenario.make(name, options, workload(seed=100 * b + 10 * p + overlap, count=PER_ENGINE)))
+                out.append(Scenario.make(name, options, workload(100 * b + 10 * p + overlap, count, prompt_seed)))
     return out
 
 

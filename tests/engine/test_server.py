@@ -132,6 +132,12 @@ def test_server_info_and_metrics(server: str) -> None:
     # what the drafter expects and what comes are of one size; far apart would mean a wrong mask or wrong positions
     predicted = ours["ddtree:predicted_drafts_total"] / ours["ddtree:tree_steps_total"]
     assert 0.3 < predicted < 7
+    for name in ("predicted_drafts", "tree_nodes"):
+        assert ours[f"ddtree:{name}_by_depth_total"] == pytest.approx(ours[f"ddtree:{name}_total"])
+    # every accepted draft once at its depth, and once in SGLang's own count of the step
+    assert ours["ddtree:accepted_drafts_by_depth_total"] == ours["ddtree:accepted_drafts_sum"]
+    assert ours["ddtree:accepted_drafts_count"] == ours["ddtree:tree_steps_total"]
+    assert ours["ddtree:step_seconds_count"] > 0
 
 
 BASE = ("--model-path", "@tiny/target", "--speculative-draft-model-path", "@tiny/drafter", "--speculative-algorithm")

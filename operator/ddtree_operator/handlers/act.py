@@ -10,7 +10,7 @@ from typing import Any
 from ddtree_operator.analysis import watch as analysis
 from ddtree_operator.analysis.policy import Policy, tie_gap
 from ddtree_operator.analysis.watch import epoch_of, expected_of, policy_for
-from ddtree_operator.api.names import API_VERSION, ENGINE_PORT, KIND
+from ddtree_operator.api.names import API_VERSION, ENGINE_PORT, KIND, LABEL_DEPLOYMENT
 from ddtree_operator.api.spec import Algorithm, DDTreeSpec
 from ddtree_operator.core.actions import (
     Action,
@@ -32,10 +32,10 @@ from ddtree_operator.handlers import memory, records
 from ddtree_operator.handlers.analyses import Analyses, Kept
 from ddtree_operator.handlers.builds import Builds
 from ddtree_operator.handlers.keeping import Keeping
-from ddtree_operator.handlers.kube import CONFIG_MAP, DEPLOYMENT, REVISION, SERVICE, ApiError, Kube, Object
+from ddtree_operator.handlers.kube import CONFIG_MAP, DEPLOYMENT, POD, REVISION, SERVICE, ApiError, Kube, Object
 from ddtree_operator.handlers.observe import View
 from ddtree_operator.handlers.places import affinity_of
-from ddtree_operator.handlers.read import belongs
+from ddtree_operator.handlers.read import belongs, engines_behind
 from ddtree_operator.handlers.settings import Settings
 from ddtree_operator.handlers.watches import Key as WatchKey
 from ddtree_operator.handlers.watches import Watches
@@ -165,12 +165,22 @@ class Actor:
         live = await self._kube.get(SERVICE, meta["namespace"], meta["name"])
         if live is None or not belongs(live, meta["uid"]):
             return  # somebody else's: the next look says so
-        gone = {k: None for k in (view.observed.service_selector or {}) if k not in action.selector}
+        await self._check_switch(view, live["spec"].get("selector") or {}, action.selector)
+        gone = {k: None for k in (live["spec"].get("selector") or {}) if k not in action.selector}
         body = {
             "metadata": {"annotations": {manifests.ANNOTATION_SWITCHED_AT: at}},
             "spec": {"selector": {**gone, **action.selector}},
         }
         await self._kube.patch(SERVICE, meta["namespace"], meta["name"], body)
+
+    async def _check_switch(self, view: View, now: dict[str, str], then: dict[str, str]) -> None:
+        """A look may be old by the time it is acted on: never leave ready engines for a selector that reaches none."""
+        meta = view.resource["metadata"]
+        mine = f"{LABEL_DEPLOYMENT}={meta['name']}"
+        pods = await self._kube.list(POD, meta["namespace"], mine)
+        deployments = await self._kube.list(DEPLOYMENT, meta["namespace"], mine)
+        if engines_behind(now, deployments, pods) and not engines_behind(then, deployments, pods):
+            raise ApiError(409, f"Service {meta['name']} would be switched to engines that are not ready; wait")
 
     async def _analyze(self, view: View, action: Analyze) -> None:
         key, spec = view.analysis_key, view.spec

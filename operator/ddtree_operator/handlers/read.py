@@ -50,6 +50,12 @@ def engine_sets(deployments: list[Object], pods: list[Object]) -> tuple[EngineSe
     return tuple(sorted(out, key=lambda s: s.name))
 
 
+def engines_behind(selector: dict[str, str], deployments: list[Object], pods: list[Object]) -> int:
+    """How many ready engines, of sets that are there, a Service with this selector reaches."""
+    reached = [p for p in pods if selector and selector.items() <= p["metadata"].get("labels", {}).items()]
+    return sum(len(engines.ready) for engines in engine_sets(deployments, reached))
+
+
 def _image(deployment: Object) -> str:
     containers = deployment["spec"]["template"]["spec"]["containers"]
     return next((str(c.get("image", "")) for c in containers if c["name"] == ENGINE_CONTAINER), "")

@@ -3,6 +3,7 @@ start."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -11,13 +12,18 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
+from ddtree_operator.analysis import Pair
+from ddtree_operator.probe import PairRunner, shipped_prompts
+from ddtree_operator.probe.live import LiveTraffic, Wish
 from engine.fleet import TIMEOUT, Fleet, Scenario, environment, greedy, models, python, shadow
+from sglang_ddtree import live
 
 pytestmark = pytest.mark.engine
 PROMPT = [40, 41, 42, 43, 44, 45, 46, 47]
@@ -43,7 +49,13 @@ def fetch(url: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the engine looks for the token of live prompts: no file yet."""
+    return tmp_path_factory.mktemp("live") / "token"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, token: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -51,7 +63,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with log.open("w") as sink:
         process = subprocess.Popen(
             command("--port", str(port), "--enable-metrics", "--speculative-ddtree-budget", "15"),
-            env=environment({"PYTHONPATH": shadow("patches/sglang-0.5.23")}),
+            env=environment({"PYTHONPATH": shadow("patches/sglang-0.5.23"), live.TOKEN_ENV: str(token)}),
             stdout=sink,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -100,6 +112,62 @@ def test_text_and_chat(server: str) -> None:
     status, answer = fetch(f"{server}/v1/chat/completions", body)
     assert status == 200
     assert answer["usage"]["completion_tokens"] >= 1
+
+
+def prompts(server: str, given: str) -> tuple[int, Any]:
+    """The engine's answer to a request for users' prompts."""
+    headers = {"content-type": "application/json", live.TOKEN_HEADER: given}
+    request = urllib.request.Request(f"{server}{live.PATH}", b'{"longest": 100}', headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def test_users_prompts_by_opt_in_only(server: str, token: Path) -> None:
+    params = {"temperature": 0, "max_new_tokens": 4}
+
+    def user(**body: Any) -> None:
+        assert fetch(f"{server}/generate", {**body, "sampling_params": params})[0] == 200
+        time.sleep(live.EVERY)  # no more are kept in a second
+
+    word = "a-token-of-some-length"
+    assert prompts(server, word)[0] == 404
+    token.write_text(word)
+    assert prompts(server, "another")[0] == 401
+    user(input_ids=[50, 51])  # before anybody asked
+    assert prompts(server, word) == (200, {"prompts": [], "skipped": {"long": 0, "other": 0}, "lease": live.LEASE})
+    user(input_ids=PROMPT)
+    user(input_ids=[60, 61], rid=f"{live.OWN}1")
+    user(input_ids=[40] * 101)
+    user(text="hi")
+    assert fetch(f"{server}/health")[0] == 200
+    body = {"model": "x", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    assert fetch(f"{server}/v1/chat/completions", body)[0] == 200
+    status, answer = prompts(server, word)
+    assert status == 200
+    assert answer["skipped"] == {"long": 1, "other": 0}
+    first, text, chat = answer["prompts"]
+    assert first == PROMPT
+    assert text == fetch(f"{server}/tokenize", {"prompt": "hi"})[1]["tokens"]
+    assert len(chat) > len(text)  # with the chat template
+    assert prompts(server, word)[1]["prompts"] == []
+    pairs = asyncio.run(pairs_of_users(server, word, lambda: user(input_ids=PROMPT)))
+    assert [(p.baseline.prompt_id, p.baseline.error, p.canary.error) for p in pairs] == [("live-1", None, None)]
+    assert set(pairs[0].canary.output_ids) == {0}
+    token.unlink()
+    assert prompts(server, word)[0] == 404
+
+
+async def pairs_of_users(server: str, word: str, user: Callable[[], None]) -> list[Pair]:
+    """As the operator makes them, with this engine on both sides: counters must agree."""
+    async with aiohttp.ClientSession() as session:
+        traffic = LiveTraffic(session, [server], Wish(word, 100, wait=True))
+        runner = PairRunner(session, [server], [server], shipped_prompts("tiny"), 1, 1, 8, live=traffic)
+        assert await runner.run(1) == []
+        await asyncio.to_thread(user)
+        return await runner.run(1)
 
 
 def test_logprobs_of_the_greedy_text(server: str) -> None:

@@ -73,8 +73,8 @@ def test_examples_are_accepted_and_filled_with_the_models_defaults(api: Api, pat
         ("canary: {steps: [{}, {analysis: {}}]}", "this one has none"),
         ("canary: {analysis: {onInconclusive: promote}}", "onInconclusive: promote needs onInconclusiveReason"),
         ("canary: {analysis: {maxPairs: 5}}", "maxPairs is below minPairs"),
-        ("canary: {analysis: {prompts: {liveTraffic: true}}}", "users' requests are never sampled"),
-        ("canary: {analysis: {prompts: {}}}", "configMapRef is missing"),
+        ("canary: {analysis: {prompts: {liveTraffic: true}}}", "liveTraffic"),
+        ("canary: {analysis: {prompts: {}}}", "neither configMapRef nor liveTraffic is set"),
         (
             "canary: {analysis: {prometheus: [{name: x, address: 'http://p', query: up}]}}",
             "neither min nor max is set, so nothing can pass",

@@ -74,13 +74,16 @@ def refused(spec: str) -> list[str]:
         ("canary: {analysis: {maxPairs: 5}}", "spec.canary.analysis: maxPairs 5 is below minPairs 10"),
         (
             "canary: {analysis: {prompts: {liveTraffic: true}}}",
-            "spec.canary.analysis.prompts: liveTraffic is not available: users' requests are never sampled; put "
-            "prompts like theirs into a ConfigMap and name it in configMapRef",
+            "spec.canary.analysis.prompts.liveTraffic: must be an object, not true",
+        ),
+        (
+            "canary: {analysis: {prompts: {liveTraffic: {whenQuiet: guess}}}}",
+            'spec.canary.analysis.prompts.liveTraffic.whenQuiet: must be wait or set, not "guess"',
         ),
         (
             "canary: {analysis: {prompts: {}}}",
-            "spec.canary.analysis.prompts: configMapRef is missing; name a ConfigMap "
-            "with a key prompts.jsonl, or leave prompts out",
+            "spec.canary.analysis.prompts: neither configMapRef nor liveTraffic is set; set one of them, "
+            "or leave prompts out",
         ),
         ("drafter: null", "spec: DDTREE needs a drafter; set spec.drafter.path"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 
 MAX_TEXT = 100_000  # characters
@@ -13,11 +13,20 @@ SHIPPED = ("default", "smollm2", "tiny")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text, sent to the engine as it is (no chat template is applied)."""
+    """A text, sent to the engine as it is (no chat template is applied).
+
+    A user's prompt, sampled from live traffic, has token ids instead; neither is ever part of a log line.
+    """
 
     id: str
     kind: str
-    text: str
+    text: str = field(repr=False)
+    ids: tuple[int, ...] = field(default=(), repr=False)
+
+    @property
+    def live(self) -> bool:
+        """Whether a user wrote it: then nothing of it, nor of an answer to it, may be kept."""
+        return bool(self.ids)
 
 
 def load_prompts(text: str, source: str = "prompts.jsonl") -> list[Prompt]:

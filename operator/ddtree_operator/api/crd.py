@@ -23,7 +23,6 @@ from pydantic_core import core_schema
 from ddtree_operator.api import names
 from ddtree_operator.api.refusals import PATTERN_WORDS
 from ddtree_operator.api.spec import (
-    NO_LIVE_TRAFFIC,
     AnalysisSpec,
     CanarySpec,
     DDTreeSpec,
@@ -86,12 +85,8 @@ CEL: dict[type[BaseModel], list[dict[str, str]]] = {
     ],
     PromptsSpec: [
         {
-            "rule": "!has(self.liveTraffic) || !self.liveTraffic",
-            "message": NO_LIVE_TRAFFIC,
-        },
-        {
-            "rule": "has(self.configMapRef) || has(self.liveTraffic) && self.liveTraffic",
-            "message": "configMapRef is missing; name a ConfigMap with a key prompts.jsonl, or leave prompts out",
+            "rule": "has(self.configMapRef) || has(self.liveTraffic)",
+            "message": "neither configMapRef nor liveTraffic is set; set one of them, or leave prompts out",
         },
     ],
     PrometheusCheck: [

@@ -35,6 +35,13 @@ ENGINE_CONTAINER = "engine"
 ENGINE_PORT = 30000
 ENGINE_PORT_NAME = "http"
 
+# Secret <resource>-live-prompts: whoever has its token may read prompts from the engines that serve.
+LIVE_SECRET_SUFFIX = "-live-prompts"
+LIVE_TOKEN_KEY = "token"
+LIVE_TOKEN_LENGTH = 16  # characters at least
+LIVE_TOKEN_ENV = "SGLANG_DDTREE_LIVE_TOKEN"
+LIVE_TOKEN_FOLDER = "/etc/ddtree-live"
+
 GPU_RESOURCE = "nvidia.com/gpu"
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
 GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"  # MiB, as GPU feature discovery writes it

@@ -17,12 +17,6 @@ SHA256 = r"^[0-9a-f]{64}$"
 DIGEST_REF = r"^[^@\s]+@sha256:[0-9a-f]{64}$"
 TIE_GAP = r"^[0-9]+(\.[0-9]+)?(ulp)?$"
 
-# Sampling them would take a proxy in the way of every request, and users' text in the operator's memory.
-NO_LIVE_TRAFFIC = (
-    "liveTraffic is not available: users' requests are never sampled; put prompts like theirs into a ConfigMap and "
-    "name it in configMapRef"
-)
-
 Duration = Annotated[str, Field(pattern=DURATION, min_length=2, max_length=20)]
 Percent = Annotated[str, Field(pattern=PERCENT, max_length=12)]
 
@@ -243,27 +237,42 @@ class ErrorBudget(Model):
     false_promote: Percent = Field(default="1%", description="Chance of promoting a canary that is not.")
 
 
+class LiveTrafficSpec(Model):
+    """Users' prompts, taken from the engines that serve; needs a Secret <name>-live-prompts with a key token."""
+
+    when_quiet: Literal["wait", "set"] = Field(
+        default="wait",
+        description="While users send nothing new: wait (until the deadline), or go on with the prompt set.",
+    )
+    longest: int = Field(default=2048, ge=1, le=16384, description="Longest prompt that is taken, in tokens.")
+
+
 class PromptsSpec(Model):
-    """Prompts of your own: a ConfigMap by name, in the same namespace."""
+    """Where prompts come from."""
 
     config_map_ref: str | None = Field(
-        default=None, min_length=1, max_length=253, description="Name of the ConfigMap; its key is prompts.jsonl."
+        default=None,
+        min_length=1,
+        max_length=253,
+        description="Prompts of your own: name of a ConfigMap in the same namespace; its key is prompts.jsonl.",
     )
-    live_traffic: bool = Field(default=False, description="Refused: users' requests are never sampled.")
+    live_traffic: LiveTrafficSpec | None = Field(
+        default=None,
+        description="Opt-in: users' prompts first. They are kept in memory only, sent once to each side, and no text "
+        "or token of them or of the answers is recorded.",
+    )
 
     @model_validator(mode="after")
     def _named(self) -> PromptsSpec:
-        if self.live_traffic:
-            raise ValueError(NO_LIVE_TRAFFIC)
-        if self.config_map_ref is None:
-            raise ValueError("configMapRef is missing; name a ConfigMap with a key prompts.jsonl, or leave prompts out")
+        if self.config_map_ref is None and self.live_traffic is None:
+            raise ValueError("neither configMapRef nor liveTraffic is set; set one of them, or leave prompts out")
         return self
 
 
 class AnalysisSpec(Model):
     """What decides."""
 
-    prompts: PromptsSpec | None = Field(default=None, description="Key prompts.jsonl; the shipped set when left out.")
+    prompts: PromptsSpec | None = Field(default=None, description="The shipped set when left out.")
     max_tokens: int = Field(default=64, ge=4, le=4096, description="Tokens generated per prompt.")
     concurrency: int = Field(default=1, ge=1, le=64, description="Pairs in flight.")
     min_pairs: int = Field(default=10, ge=2, le=100000, description="Never pass with fewer pairs.")

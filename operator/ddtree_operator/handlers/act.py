@@ -28,7 +28,7 @@ from ddtree_operator.core.actions import (
 )
 from ddtree_operator.core.revisions import baseline_speculative, parse
 from ddtree_operator.core.units import iso
-from ddtree_operator.handlers import memory, records
+from ddtree_operator.handlers import live_prompts, memory, records
 from ddtree_operator.handlers.analyses import Analyses, Kept
 from ddtree_operator.handlers.builds import Builds
 from ddtree_operator.handlers.keeping import Keeping
@@ -213,6 +213,7 @@ class Actor:
             concurrency=wanted.concurrency,
             max_tokens=wanted.max_tokens,
             checks=wanted.prometheus,
+            users=live_prompts.sources(view.users, view.observed),
         )
 
     async def _watch(self, view: View, action: Watch) -> None:

@@ -22,12 +22,14 @@ from ddtree_operator.api.spec import PrometheusCheck
 from ddtree_operator.core.facts import AnalysisFact
 from ddtree_operator.handlers.checks import Checks
 from ddtree_operator.handlers.runs import Runs
+from ddtree_operator.probe.live import LiveTraffic, Wish
 from ddtree_operator.probe.runner import PairRunner
 
 log = logging.getLogger("ddtree.analysis")
 
 Key = tuple[str, str, str, int, int]  # namespace, name, revision, attempt, step
 SAVE_EVERY = 10  # pairs between two checkpoints of a record
+QUIET = 5.0  # seconds between two looks for users' prompts when there were none
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class Running:
     verdict: Verdict | None = None
     stuck: str = ""  # why no further pair can decide; "" while one may
     error: str = ""
+    quiet: str = ""  # why no pairs are sent at present; "" while they are
     seed: int = 0
     kept: dict[str, Any] = field(default_factory=dict)  # summary of the verdict that the record holds, with its digest
     checks: Checks = field(default_factory=Checks)
@@ -60,6 +63,17 @@ class Running:
     def ended(self) -> bool:
         """True when there is nothing more to send."""
         return bool(self.stuck) or (self.verdict is not None and self.verdict.outcome is not Outcome.NOT_YET)
+
+
+def _quiet(runner: PairRunner) -> str:
+    """Why a runner had nothing to send."""
+    live = runner.live
+    if live is not None and live.problem:
+        return f"no users' prompts: {live.problem}"
+    left = {k: n for k, n in live.skipped.items() if n} if live is not None else {}
+    words = {"long": "too long", "other": "not plain text"}
+    skipped = "; left out: " + ", ".join(f"{n} {words[k]}" for k, n in left.items()) if left else ""
+    return f"waiting for users' prompts: the engines that serve had no new ones{skipped}"
 
 
 def view(verdict: Verdict) -> dict[str, Any]:
@@ -125,7 +139,7 @@ class Analyses(Runs[Key, Running]):
             return None
         verdict = run.verdict
         if verdict is None:
-            reason = run.error or "waiting for the first pair"
+            reason = run.error or run.quiet or "waiting for the first pair"
             return AnalysisFact(key[2], key[3], key[4], "notYet", reason, run.started_at)
         decided = verdict.outcome is not Outcome.NOT_YET
         return AnalysisFact(
@@ -133,7 +147,7 @@ class Analyses(Runs[Key, Running]):
             attempt=key[3],
             step=key[4],
             outcome=str(verdict.outcome),
-            reason=run.error or verdict.reason,
+            reason=run.error or (f"{run.quiet}; {verdict.reason}" if run.quiet and not decided else verdict.reason),
             started_at=run.started_at,
             exhausted=run.stuck,
             summary=run.kept if decided else summary(verdict),
@@ -182,8 +196,10 @@ class Analyses(Runs[Key, Running]):
         concurrency: int,
         max_tokens: int,
         checks: list[PrometheusCheck],
+        users: tuple[Wish, list[str]] | None = None,
     ) -> None:
-        """Have an adopted analysis running, unless it has ended."""
+        """Have an adopted analysis running, unless it has ended. ``users``: users' prompts that are wished for, and
+        the engines which serve them."""
         run = self._running[key]
         run.seed = seed
         run.checks.define(checks)
@@ -200,6 +216,7 @@ class Analyses(Runs[Key, Running]):
             concurrency=concurrency,
             max_tokens=max_tokens,
             start=len(run.pairs),
+            live=LiveTraffic(self._session, users[1], users[0], start=len(run.pairs)) if users else None,
         )
         run.task = asyncio.create_task(
             self._work(key, run, runner, concurrency), name=f"analysis {'/'.join(map(str, key))}"
@@ -208,21 +225,25 @@ class Analyses(Runs[Key, Running]):
     async def _work(self, key: Key, run: Running, runner: PairRunner, batch: int) -> None:
         try:
             while not run.ended:
-                for pair in await runner.run(max(1, min(batch, run.limit - len(run.pairs)))):
+                new = await runner.run(max(1, min(batch, run.limit - len(run.pairs))))
+                for pair in new:
                     run.pairs.append(pair)
                     run.tally.add(pair)
+                quiet, run.quiet = run.quiet, "" if new else _quiet(runner)
                 await run.checks.read(self._session)
                 verdict = run.tally.verdict(run.checks.judged())
                 stuck = self._stuck(run) if verdict.outcome is Outcome.NOT_YET else ""
                 over = bool(stuck) or verdict.outcome is not Outcome.NOT_YET
-                if over or len(run.pairs) % SAVE_EVERY < batch:
+                if over or (new and len(run.pairs) % SAVE_EVERY < batch):
                     # Recorded first: a decision is never seen without the record that it can be made from again.
                     digest = await self._save(key, run, verdict)
                     run.kept = summary(verdict, digest, pace(run.pairs))
                 first = run.verdict is None
                 run.verdict, run.stuck, run.error = verdict, stuck, ""
-                if over or first:
+                if over or first or run.quiet != quiet:
                     self._wake(key[0], key[1])  # between, the regular looks show how far it is
+                if not new:
+                    await asyncio.sleep(QUIET)
         except asyncio.CancelledError:
             raise
         except Exception as error:

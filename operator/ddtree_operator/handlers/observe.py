@@ -22,7 +22,7 @@ from ddtree_operator.core.facts import (
     Revision,
     WayBack,
 )
-from ddtree_operator.handlers import read
+from ddtree_operator.handlers import live_prompts, read
 from ddtree_operator.handlers.analyses import Analyses, Key
 from ddtree_operator.handlers.builds import Builds, Order
 from ddtree_operator.handlers.keeping import Keeping
@@ -33,6 +33,7 @@ from ddtree_operator.handlers.outlooks import Outlooks, pace_of
 from ddtree_operator.handlers.places import place
 from ddtree_operator.handlers.watches import Key as WatchKey
 from ddtree_operator.handlers.watches import Watches
+from ddtree_operator.probe.live import Wish
 
 PROMPTS_KEY = "prompts.jsonl"
 LOG_LINES = 100  # of a crashed engine
@@ -49,6 +50,7 @@ class View:
     spec: DDTreeSpec | None = None
     order: Order | None = None
     prompts: list[Prompt] = field(default_factory=list)
+    users: Wish | None = None  # users' prompts that the analysis asks for
     objects: dict[str, Object] = field(default_factory=dict)  # Deployments by name
     versions: dict[str, str] = field(default_factory=dict)  # of ControllerRevisions, by hash
     analysis_key: Key | None = None
@@ -183,8 +185,10 @@ class Observer:
         assert spec is not None
         problems: list[Problem] = []
         view.prompts, problem = await self._prompts(spec, namespace)
-        if problem is not None:
-            problems.append(problem)
+        problems += [problem] if problem is not None else []
+        serving = next((r for r in known if r.hash == (selector or {}).get(LABEL_REVISION)), None)
+        view.users, problem = await live_prompts.wish(self._kube, spec, view.resource["metadata"], serving)
+        problems += [problem] if problem is not None else []
         build: BuildFact | None = None
         if not spec.engine.image and not wanted.image:
             order = await self._builds.order(spec, namespace)
@@ -194,11 +198,10 @@ class Observer:
                 view.order = order
                 build = await self._builds.fact(order, namespace, wanted)
         nodes = await self._kube.list(NODE)
-        stable = next((r for r in known if r.hash == (selector or {}).get(LABEL_REVISION)), None)
-        dedicated = stable is None or spec.baseline.from_ == "spec"
+        dedicated = serving is None or spec.baseline.from_ == "spec"
         running = sum(len(s.pods) for s in sets if s.revision == wanted.hash)
         needed = max(0, spec.canary.replicas + int(dedicated) - running)
-        keep = wanted.pins or (stable.pins if stable else {})
+        keep = wanted.pins or (serving.pins if serving else {})
         image = spec.engine.image or wanted.image or (build.image if build else "")
         needs = await self._builds.needs(spec, namespace, image) if image else None
         pods = [*pods, *await self._neighbours.of(namespace, view.resource["metadata"]["name"])]

@@ -30,23 +30,23 @@ async def explain_divergence(
     if position is None:
         return None
     common = list(pair.baseline.output_ids[:position])
-    baseline, error_b = await _gap(session, baseline_url, prompt.text, common, timeout)
-    canary, error_c = await _gap(session, canary_url, prompt.text, common, timeout)
+    baseline, error_b = await _gap(session, baseline_url, prompt, common, timeout)
+    canary, error_c = await _gap(session, canary_url, prompt, common, timeout)
     return Divergence(position, baseline, canary, error_c or error_b)
 
 
 async def _gap(
     session: aiohttp.ClientSession,
     url: str,
-    text: str,
+    prompt: Prompt,
     common: list[int],
     timeout: float,  # noqa: ASYNC109
 ) -> tuple[float | None, str | None]:
     error = None
     for _ in range(ATTEMPTS):
         try:
-            ids = await tokenize(session, url, text, timeout)
+            ids = list(prompt.ids) if prompt.live else await tokenize(session, url, prompt.text, timeout)
             return await top2_gap(session, url, ids + common, timeout), None
         except EngineError as e:
-            error = str(e)
+            error = e.brief if prompt.live else str(e)
     return None, error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import uuid
 from typing import Any
 
 import aiohttp
@@ -13,6 +14,7 @@ from ddtree_operator.analysis.types import Sample
 from ddtree_operator.probe.http import EngineError, post_json
 
 DEFAULT_TIMEOUT = 120.0  # seconds for one request
+OWN = "ddtree-probe-"  # start of our requests' ids, by which an engine tells them from users'
 
 
 async def generate(
@@ -24,14 +26,16 @@ async def generate(
 ) -> Sample:
     """One greedy request. Never raises for what an engine does: a failure is a Sample with ``error`` set."""
     url = f"{base_url.rstrip('/')}/generate"
-    body = {"text": prompt.text, "sampling_params": {"temperature": 0, "max_new_tokens": max_tokens}}
+    what = {"input_ids": list(prompt.ids)} if prompt.live else {"text": prompt.text}
+    greedy = {"temperature": 0, "max_new_tokens": max_tokens}
+    body = {**what, "rid": f"{OWN}{uuid.uuid4().hex}", "sampling_params": greedy}
     start = time.perf_counter()
     try:
         answer = await post_json(session, url, body, timeout)
         seconds = round(time.perf_counter() - start, 6)  # microseconds: short in a record
         return _sample(prompt.id, answer, seconds, url)
     except EngineError as e:
-        return Sample(prompt.id, error=str(e))
+        return Sample(prompt.id, error=e.brief if prompt.live else str(e))
 
 
 async def tokenize(session: aiohttp.ClientSession, base_url: str, text: str, timeout: float = 30.0) -> list[int]:  # noqa: ASYNC109
@@ -54,6 +58,7 @@ async def top2_gap(
     url = f"{base_url.rstrip('/')}/generate"
     body = {
         "input_ids": input_ids,
+        "rid": f"{OWN}{uuid.uuid4().hex}",
         "sampling_params": {"temperature": 0, "max_new_tokens": 1},
         "return_logprob": True,
         "top_logprobs_num": 2,
@@ -74,7 +79,8 @@ def _sample(prompt_id: str, answer: dict[str, Any], seconds: float, url: str) ->
         raise EngineError(f"the answer of {url} has no meta_info")
     reason = meta.get("finish_reason")
     if isinstance(reason, dict) and reason.get("type") == "abort":
-        raise EngineError(f"{url} aborted the request: {str(reason.get('message', 'no reason given'))[:160]}")
+        said = f"{url} aborted the request"
+        raise EngineError(f"{said}: {str(reason.get('message', 'no reason given'))[:160]}", said)
     return Sample(
         prompt_id,
         completion_tokens=_count(meta, "completion_tokens", url, required=True),

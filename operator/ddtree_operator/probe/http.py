@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
@@ -12,12 +13,25 @@ _EXCERPT = 160  # characters of a foreign answer that a message may quote
 
 
 class EngineError(Exception):
-    """An engine did not answer as it should; the message is one sentence, fit for a condition."""
+    """An engine did not answer as it should; the message is one sentence, fit for a condition.
+
+    ``brief`` says the same without a word of the engine's, which may quote a prompt.
+    """
+
+    def __init__(self, message: str, brief: str = "") -> None:
+        super().__init__(message)
+        self.brief = brief or message
 
 
-async def post_json(session: aiohttp.ClientSession, url: str, body: object, timeout: float) -> dict[str, Any]:  # noqa: ASYNC109
+async def post_json(
+    session: aiohttp.ClientSession,
+    url: str,
+    body: object,
+    timeout: float,  # noqa: ASYNC109
+    headers: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """POST ``body`` and return the JSON object answered. Raises EngineError. ``timeout``: seconds for the whole."""
-    return _object(url, await _fetch(session, "POST", url, timeout, body))
+    return _object(url, await _fetch(session, "POST", url, timeout, body, headers))
 
 
 async def get_json(session: aiohttp.ClientSession, url: str, timeout: float) -> dict[str, Any]:  # noqa: ASYNC109
@@ -36,10 +50,16 @@ async def _fetch(
     url: str,
     timeout: float,  # noqa: ASYNC109
     body: object = None,
+    headers: Mapping[str, str] | None = None,
 ) -> bytes:
     try:
         async with session.request(
-            method, url, json=body, timeout=aiohttp.ClientTimeout(total=timeout), allow_redirects=False
+            method,
+            url,
+            json=body,
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=timeout),
+            allow_redirects=False,
         ) as response:
             data = await response.content.read(MAX_BODY + 1)
             while len(data) <= MAX_BODY and not response.content.at_eof():
@@ -60,7 +80,7 @@ async def _fetch(
     if len(data) > MAX_BODY:
         raise EngineError(f"{url} answered more than {MAX_BODY >> 20} MiB")
     if status != 200:
-        raise EngineError(f"{url} answered {status}: {_complaint(data)}")
+        raise EngineError(f"{url} answered {status}: {_complaint(data)}", f"{url} answered {status}")
     return data
 
 
@@ -69,7 +89,8 @@ def _object(url: str, data: bytes) -> dict[str, Any]:
         answer = json.loads(data)
     except ValueError:
         what = "HTML" if data.lstrip()[:1] == b"<" else "something else" if data.strip() else "nothing"
-        raise EngineError(f"{url} answered {what} where JSON was expected: {_excerpt(data)}") from None
+        said = f"{url} answered {what} where JSON was expected"
+        raise EngineError(f"{said}: {_excerpt(data)}", said) from None
     if not isinstance(answer, dict):
         raise EngineError(f"{url} answered a JSON {type(answer).__name__} where an object was expected")
     return answer

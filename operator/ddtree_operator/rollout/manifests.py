@@ -16,6 +16,10 @@ from ddtree_operator.api.names import (
     LABEL_POOL,
     LABEL_REVISION,
     LABEL_ROLE,
+    LIVE_SECRET_SUFFIX,
+    LIVE_TOKEN_ENV,
+    LIVE_TOKEN_FOLDER,
+    LIVE_TOKEN_KEY,
 )
 from ddtree_operator.api.spec import DDTreeSpec
 from ddtree_operator.core.actions import ApplyEngines
@@ -71,7 +75,7 @@ def engines(
         revision=action.revision,
         pool="measured" if action.baseline else "serving",
     )
-    template = merge(_pod(spec, own, action, defaults, affinity), defaults.pod_template)
+    template = merge(_pod(spec, own, action, defaults, affinity, meta["name"]), defaults.pod_template)
     template = merge(template, spec.engine.pod_template)
     template["metadata"]["labels"].update(own)
     return {
@@ -101,13 +105,15 @@ def _pod(
     action: ApplyEngines,
     defaults: EngineDefaults,
     affinity: dict[str, Any] | None,
+    name: str,
 ) -> dict[str, Any]:
+    token = {LIVE_TOKEN_ENV: f"{LIVE_TOKEN_FOLDER}/{LIVE_TOKEN_KEY}"}
     container: dict[str, Any] = {
         "name": ENGINE_CONTAINER,
         "image": action.image,
         "command": ["python3", "-m", "sglang.launch_server"],
         "args": engine_args(spec, defaults.args),
-        "env": [{"name": k, "value": v} for k, v in sorted(defaults.env.items())],
+        "env": [{"name": k, "value": v} for k, v in sorted((token | defaults.env).items())],
         "ports": [{"containerPort": ENGINE_PORT, "name": ENGINE_PORT_NAME}],
         # SGLang's /health takes a second by design, hence the timeouts.
         "startupProbe": _probe(period=3, timeout=5, failures=600),
@@ -124,6 +130,7 @@ def _pod(
         "volumeMounts": [
             {"name": "shm", "mountPath": "/dev/shm"},
             {"name": "tmp", "mountPath": "/tmp"},
+            {"name": "live-prompts", "mountPath": LIVE_TOKEN_FOLDER, "readOnly": True},
         ],
     }
     if spec.placement.gpu.per_replica:
@@ -143,6 +150,11 @@ def _pod(
         "volumes": [
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
             {"name": "tmp", "emptyDir": {}},
+            # Mostly there is none. A mount, since it appears and goes while the engine runs (analysis.prompts).
+            {
+                "name": "live-prompts",
+                "secret": {"secretName": f"{name}{LIVE_SECRET_SUFFIX}", "optional": True, "defaultMode": 0o440},
+            },
         ],
     }
     if spec.placement.node_selector:

@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any
 
-from sglang_ddtree import ledger
+from sglang_ddtree import ledger, live
 from sglang_ddtree.config import (
     ALGORITHM,
     BASE_ALGORITHM,
@@ -118,6 +118,7 @@ def _wrap_server_args_class(original: Any) -> Any:
 
 def _wrap_pipeline(original: Any) -> Any:
     def run_resolution_pipeline(server_args: Any) -> Any:
+        live.install()
         given = getattr(server_args, FIELD, None) if _has_field() else getattr(server_args, _GIVEN, None)
         if str(server_args.speculative_algorithm or "").upper() != ALGORITHM:
             if given is not None:

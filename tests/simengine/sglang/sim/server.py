@@ -15,6 +15,11 @@ from sglang.sim.model import decode, encode, generate
 from sglang.sim.script import Script, Settings, accept_length
 from sglang.version import __version__
 
+try:  # the plugin's own piece, where the plugin is installed
+    from sglang_ddtree import live
+except ImportError:
+    live = None  # type: ignore[assignment]
+
 
 class Engine(ThreadingHTTPServer):
     """State shared by the handler threads."""
@@ -33,6 +38,7 @@ class Engine(ThreadingHTTPServer):
         self.seen = 0  # /generate requests
         self.requests = self.prompt_tokens = self.tokens = self.steps = self.accepted = 0
         self.generate_seconds = 0.0
+        self.live = live.Live() if live and os.environ.get(live.TOKEN_ENV) else None
 
     def drain(self) -> None:
         """Wait for the requests in flight (bounded), then stop. For a thread of its own."""
@@ -78,11 +84,13 @@ class Handler(BaseHTTPRequestHandler):
             except ValueError:
                 self._error(400, "the body is not JSON")
                 return
-            path = self.path.partition("?")[0]
+            path, engine_live = self.path.partition("?")[0], self.server.live
             if path == "/generate":
                 self._generate(body)
             elif path == "/sim":
                 self._play(body)
+            elif live and engine_live is not None and path == live.PATH:
+                self._prompts(body)
             elif path in ("/tokenize", "/v1/tokenize"):
                 ids = encode(str(body.get("prompt", "")))
                 self._json({"tokens": ids, "count": len(ids), "max_model_len": 8192})
@@ -123,6 +131,16 @@ class Handler(BaseHTTPRequestHandler):
         engine.script, engine.accept = script, accept_length(engine.settings, script)
         self._json({"accept": engine.accept})
 
+    def _prompts(self, body: dict[str, Any]) -> None:
+        """Users' prompts, as the plugin gives them."""
+        refused = live.refusal(os.environ[live.TOKEN_ENV], self.headers.get(live.TOKEN_HEADER, ""))
+        if refused is not None or self.server.live is None:
+            self._error(*(refused or (404, "Not Found")))
+            return
+        with self.server.lock:
+            given = self.server.live.take(int(body["longest"]))
+        self._json(given)
+
     def _generate(self, body: dict[str, Any]) -> None:
         engine, script = self.server, self.server.script
         with engine.lock:
@@ -147,6 +165,9 @@ class Handler(BaseHTTPRequestHandler):
                 self._error(400, "Either text, input_ids or input_embeds should be provided.")
                 return
             ids = encode(text)
+        if engine.live is not None:
+            with engine.lock:
+                engine.live.offer(str(body.get("rid") or ""), ids, plain=not body.get("image_data"))
         params = body.get("sampling_params") or {}
         max_new = int(params.get("max_new_tokens", 128))
         start = time.monotonic()

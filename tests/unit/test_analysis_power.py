@@ -96,6 +96,20 @@ def test_what_cannot_be_met_is_refused_with_the_number():
     assert "prometheus check ttft takes 40 min for 3 readings" in outlook(spec(prometheus=[check])).problem
 
 
+def test_a_deadline_in_which_not_even_a_large_gain_shows_is_refused_with_the_number():
+    """At the spread that was measured; an assumed one refuses nothing."""
+    noisy = replace(PACE, seconds=4.0, spread={"acceptLength": 0.1, "throughput": 0.6})
+    found = outlook(spec(deadline="1m"), noisy, SOURCE)
+    assert found.problem.startswith(
+        "spec.canary.analysis.deadline: 1m allows 15 pairs, and even +50% in throughput takes "
+    )
+    assert "pairs (" in found.problem
+    assert found.problem.endswith(f" to show at spread 0.60 ({SOURCE}); raise it, or lower the noise")
+    assert outlook(spec(deadline="1m"), replace(noisy, spread={}), SOURCE).problem == ""
+    assert outlook(spec(deadline="30m"), noisy, SOURCE).problem == ""
+    assert outlook(spec(maxPairs=15), noisy, SOURCE).problem.startswith("spec.canary.analysis.maxPairs: 15 allows 15")
+
+
 def test_nothing_below_the_fewest_pairs_can_pass():
     for min_pairs in (2, 12):
         policy = Policy.from_spec(spec(minPairs=min_pairs, maxPairs=50))

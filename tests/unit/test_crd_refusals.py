@@ -71,6 +71,10 @@ def refused(spec: str) -> list[str]:
             "canary: {steps: [{analysis: {}, weight: 1}]}",
             "spec.canary.steps[0]: a step has exactly one of weight, pause, analysis; this one has weight and analysis",
         ),
+        (
+            "canary: {analysis: {deadline: 0h0m0s}}",
+            "spec.canary.analysis: deadline 0h0m0s leaves no time for a pair; write a time such as 30m",
+        ),
         ("canary: {analysis: {maxPairs: 5}}", "spec.canary.analysis: maxPairs 5 is below minPairs 10"),
         (
             "canary: {analysis: {prompts: {liveTraffic: true}}}",

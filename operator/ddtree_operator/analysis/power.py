@@ -20,6 +20,7 @@ from ddtree_operator.api.spec import AnalysisSpec
 TYPICAL_SPREAD = {ACCEPT_LENGTH: 0.2}
 TYPICAL_THROUGHPUT_SPREAD = 0.15
 
+LARGE = 0.5  # true change that any analysis should be able to tell
 LIMIT = 5000  # pairs; what takes longer is not told more exactly
 
 
@@ -135,7 +136,29 @@ def outlook(
             need = pairs_needed(policy, gate, change, spread)
             forecasts.append(Forecast(gate.metric, gate.threshold, change, passes, spread, seen is not None, need))
     found = Outlook(fewest, allowed, seconds, spec.concurrency, source if pace else "", tuple(forecasts), "")
-    return replace(found, problem=_problem(spec, found, deadline))
+    problem = _problem(spec, found, deadline) or (_hopeless(spec, policy, found, pace) if pace else "")
+    return replace(found, problem=problem)
+
+
+def _hopeless(spec: AnalysisSpec, policy: Policy, found: Outlook, pace: Pace) -> str:
+    """Why even a canary that is better by LARGE would stay undecided, by what was measured; "" when it would not."""
+    for gate in policy.gates:
+        spread = pace.spread.get(gate.metric)
+        if spread is None or math.log1p(LARGE) < gate.log_threshold:
+            continue
+        need = pairs_needed(policy, gate, LARGE, spread, runs=100, limit=1000).median
+        if need is not None and need <= found.allowed:
+            continue
+        if need is None and found.allowed >= 1000:
+            continue
+        time = found.time(need) if need is not None else None
+        takes = f"takes {'more than 1000' if need is None else need} pairs" + (f" ({words(time)})" if time else "")
+        field, value = ("maxPairs", spec.max_pairs) if found.allowed == spec.max_pairs else ("deadline", spec.deadline)
+        return (
+            f"spec.canary.analysis.{field}: {value} allows {found.allowed} pairs, and even {LARGE:+.0%} in "
+            f"{gate.metric} {takes} to show at spread {spread:.2f} ({found.source}); raise it, or lower the noise"
+        )
+    return ""
 
 
 def statement(found: Outlook) -> str:

@@ -97,6 +97,10 @@ CEL: dict[type[BaseModel], list[dict[str, str]]] = {
     ],
     AnalysisSpec: [
         {
+            "rule": "!has(self.deadline) || self.deadline.matches('[1-9]')",
+            "message": "deadline leaves no time for a pair; write a time such as 30m",
+        },
+        {
             "rule": "!has(self.onInconclusive) || self.onInconclusive != 'promote' || "
             "has(self.onInconclusiveReason) && size(self.onInconclusiveReason) > 0",
             "message": "onInconclusive: promote needs onInconclusiveReason",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -303,6 +304,8 @@ class AnalysisSpec(Model):
         if len({*names}) < len(names):
             twice = next(n for n in names if names.count(n) > 1)
             raise ValueError(f"prometheus has two checks of the name {twice}; rename one of them")
+        if not re.search("[1-9]", self.deadline):
+            raise ValueError(f"deadline {self.deadline} leaves no time for a pair; write a time such as 30m")
         if self.max_pairs < self.min_pairs:
             raise ValueError(f"maxPairs {self.max_pairs} is below minPairs {self.min_pairs}")
         return self

@@ -20,10 +20,11 @@ def build() -> typer.Typer:
     rollout = typer.Typer(
         help="Where a rollout stands, what was tried, and commands to it.", no_args_is_help=True, rich_markup_mode=None
     )
-    for verb in (status.status, history.history, act.promote, act.abort, act.retry, act.undo):
-        rollout.command()(verb)
-    for verb in (act.pause, act.resume, act.skip):
-        rollout.command()(verb)
+    rollout.command()(status.status)
+    rollout.command()(history.history)
+    for verb, about in act.VERBS.items():
+        rollout.command()(act.command(verb, about))
+    rollout.command()(act.undo)
     app.command()(get.get)
     app.add_typer(rollout, name="rollout")
     images = typer.Typer(help="Images that the operator built.", no_args_is_help=True, rich_markup_mode=None)

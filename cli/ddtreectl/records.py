@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ddtree_operator.api.names import LABEL_REVISION
+from ddtree_operator.api.names import LABEL_REVISION, LIVE_PREFIX
 
 if TYPE_CHECKING:
     from ddtree_operator.analysis.pace import Pace
@@ -71,8 +71,9 @@ def replay(data: bytes, title: str) -> Replay:
     except record.RecordError as exc:
         return Replay(title, verdict, digest, None, str(exc), data)
     same = repr(again) == repr(verdict)
-    pairs = len(kept.pairs)
-    note = f"judged again here from {pairs} pairs: " + ("the same verdict" if same else f"now {again['outcome']}")
+    users = sum(pair.canary.prompt_id.startswith(LIVE_PREFIX) for pair in kept.pairs)
+    pairs = f"{len(kept.pairs)} pairs" + (f" ({users} with prompts of users, whose text is not kept)" if users else "")
+    note = f"judged again here from {pairs}: " + ("the same verdict" if same else f"now {again['outcome']}")
     return Replay(title, verdict, digest, same, note, data)
 
 

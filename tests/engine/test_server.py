@@ -145,6 +145,7 @@ def test_users_prompts_by_opt_in_only(server: str, token: Path) -> None:
     assert fetch(f"{server}/health")[0] == 200
     body = {"model": "x", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
     assert fetch(f"{server}/v1/chat/completions", body)[0] == 200
+    time.sleep(live.EVERY)
     status, answer = prompts(server, word)
     assert status == 200
     assert answer["skipped"] == {"long": 1, "other": 0}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -25,84 +26,34 @@ Wait = Annotated[bool, typer.Option("--wait", help="Wait until the operator has 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Have the server check it without doing it.")]
 
 
-def promote(
-    name: options.Name,
-    reason: Reason = "",
-    wait: Wait = False,
-    dry_run: DryRun = False,
-    namespace: options.Namespace = None,
-    kubeconfig: options.Kubeconfig = None,
-    context: options.Context = None,
-) -> int:
-    """Go on from a pause, or accept a canary whose analysis was inconclusive."""
-    return _act("promote", name, reason, wait, dry_run, (namespace, kubeconfig, context))
+VERBS = {
+    "promote": "Go on from a pause, or accept a canary whose analysis was inconclusive.",
+    "abort": "End a rollout: the canary goes, the stable set serves on, this spec is blocked.",
+    "pause": "Hold a rollout where it is.",
+    "resume": "Let a held rollout go on.",
+    "skip": "Pass over the current step, an analysis too; needs --reason.",
+    "retry": "Try a spec again that was rolled back.",
+}
 
 
-def abort(
-    name: options.Name,
-    reason: Reason = "",
-    wait: Wait = False,
-    dry_run: DryRun = False,
-    namespace: options.Namespace = None,
-    kubeconfig: options.Kubeconfig = None,
-    context: options.Context = None,
-) -> int:
-    """End a rollout: the canary goes, the stable set serves on, this spec is blocked."""
-    return _act("abort", name, reason, wait, dry_run, (namespace, kubeconfig, context))
+def command(verb: str, help_: str) -> Callable[..., int]:
+    """The command of one of VERBS: they differ in nothing but what they ask for."""
 
+    def run(
+        name: options.Name,
+        reason: Reason = "",
+        wait: Wait = False,
+        dry_run: DryRun = False,
+        namespace: options.Namespace = None,
+        kubeconfig: options.Kubeconfig = None,
+        context: options.Context = None,
+    ) -> int:
+        if verb == "skip" and not reason:
+            raise CliError("skip passes over a check, so it needs --reason TEXT")
+        return _act(verb, name, reason, wait, dry_run, (namespace, kubeconfig, context))
 
-def pause(
-    name: options.Name,
-    reason: Reason = "",
-    wait: Wait = False,
-    dry_run: DryRun = False,
-    namespace: options.Namespace = None,
-    kubeconfig: options.Kubeconfig = None,
-    context: options.Context = None,
-) -> int:
-    """Hold a rollout where it is."""
-    return _act("pause", name, reason, wait, dry_run, (namespace, kubeconfig, context))
-
-
-def resume(
-    name: options.Name,
-    reason: Reason = "",
-    wait: Wait = False,
-    dry_run: DryRun = False,
-    namespace: options.Namespace = None,
-    kubeconfig: options.Kubeconfig = None,
-    context: options.Context = None,
-) -> int:
-    """Let a held rollout go on."""
-    return _act("resume", name, reason, wait, dry_run, (namespace, kubeconfig, context))
-
-
-def skip(
-    name: options.Name,
-    reason: Reason = "",
-    wait: Wait = False,
-    dry_run: DryRun = False,
-    namespace: options.Namespace = None,
-    kubeconfig: options.Kubeconfig = None,
-    context: options.Context = None,
-) -> int:
-    """Pass over the current step, an analysis too; needs --reason."""
-    if not reason:
-        raise CliError("skip passes over a check, so it needs --reason TEXT")
-    return _act("skip", name, reason, wait, dry_run, (namespace, kubeconfig, context))
-
-
-def retry(
-    name: options.Name,
-    reason: Reason = "",
-    wait: Wait = False,
-    dry_run: DryRun = False,
-    namespace: options.Namespace = None,
-    kubeconfig: options.Kubeconfig = None,
-    context: options.Context = None,
-) -> int:
-    """Try a spec again that was rolled back."""
-    return _act("retry", name, reason, wait, dry_run, (namespace, kubeconfig, context))
+    run.__name__, run.__doc__ = verb, help_
+    return run
 
 
 def undo(

@@ -42,6 +42,8 @@ def explain(
     """Show the verdict on a revision, and judge its kept pairs again. Exit code 1 when that gives another verdict, or
     when the record is not the one that decided.
     """
+    if metric and not plot:
+        raise CliError("--metric chooses what --plot draws; give --plot FILE, or - for the terminal")
     color = output.colour(sys.stdout, no_color)
     if record is not None:
         return _from_file(record, form, color, plot, metric or [], export)

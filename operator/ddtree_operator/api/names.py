@@ -37,6 +37,7 @@ ENGINE_PORT_NAME = "http"
 
 # Secret <resource>-live-prompts: whoever has its token may read prompts from the engines that serve.
 LIVE_SECRET_SUFFIX = "-live-prompts"
+LIVE_PREFIX = "live-"  # of the ids that users' prompts have in a record: nothing but a number follows
 LIVE_TOKEN_KEY = "token"
 LIVE_TOKEN_LENGTH = 16  # characters at least
 LIVE_TOKEN_ENV = "SGLANG_DDTREE_LIVE_TOKEN"

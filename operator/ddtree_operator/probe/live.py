@@ -15,13 +15,13 @@ import aiohttp
 from ddtree_operator.analysis.parity import first_difference
 from ddtree_operator.analysis.prompts import Prompt
 from ddtree_operator.analysis.types import Pair
+from ddtree_operator.api.names import LIVE_PREFIX
 from ddtree_operator.probe.http import EngineError, post_json
 
 PATH = "/ddtree/prompts"
 TOKEN_HEADER = "x-ddtree-token"
 TIMEOUT = 15.0  # seconds
 KEPT = 64  # prompts that wait here to be sent
-PREFIX = "live-"  # of the ids that users' prompts have in a record: nothing but a number follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class LiveTraffic:
 
     def _next(self) -> Prompt:
         self._number += 1
-        return Prompt(f"{PREFIX}{self._number}", "live", "", self._waiting.popleft())
+        return Prompt(f"{LIVE_PREFIX}{self._number}", "live", "", self._waiting.popleft())
 
     async def _ask(self) -> None:
         problems = []

@@ -190,11 +190,16 @@ class Recipes:
         ]
 
     def _simengine(self) -> list[LayerRecipe]:
-        source = "tests/simengine/sglang"
+        source, plugin = "tests/simengine/sglang", "patches/sglang_ddtree/src/sglang_ddtree"
         return [
             LayerRecipe(
                 "the simulated engine", self._key(source), lambda: tree(self.root / source, "opt/simengine/sglang")
-            )
+            ),
+            LayerRecipe(
+                "the plugin, for live prompts",
+                self._key(plugin),
+                lambda: tree(self.root / plugin, "opt/simengine/sglang_ddtree"),
+            ),
         ]
 
     def _engine_cpu_base(self) -> list[LayerRecipe]:

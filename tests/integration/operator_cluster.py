@@ -24,6 +24,7 @@ SYSTEM = "ddtree-it"
 BUILDER = "ddtree-it-build"
 NOWHERE = "10.88.0.1:5999"  # nothing listens there
 ALERTS_IP = "10.96.200.202"
+LIVE_NAME = "live"  # the resource whose users' prompts the operator may read
 ALERTS_TOKEN = "only-for-these-tests-0123456789"
 NAMESPACES = (
     "op-alerts",
@@ -33,6 +34,7 @@ NAMESPACES = (
     "op-quota",
     "op-killed",
     "op-deleted",
+    "op-live",
     "op-way-back",
     "op-swap",
     "op-replicas",

@@ -19,6 +19,7 @@ from integration.operator_cluster import (
     ALERTS_TOKEN,
     BUILDER,
     CHART,
+    LIVE_NAME,
     NAMESPACES,
     NOWHERE,
     RELEASE,
@@ -82,7 +83,7 @@ def chart_values(env: dict[str, str], images: dict[str, str]) -> dict[str, Any]:
             "builderImage": images["buildkit"],
         },
         "builder": {"image": images["buildkit"], "namespace": BUILDER, "keepStorageGB": 2},
-        "rbac": {"secrets": ["regcred"]},
+        "rbac": {"secrets": ["regcred", f"{LIVE_NAME}-live-prompts"]},
         "alerts": {"tokenSecret": "alerts", "clusterIP": ALERTS_IP},
         "engineDefaults": {
             "env": {"SIM_HEALTH_DELAY": "0", "SIM_STEP_DELAY": "0.005"},

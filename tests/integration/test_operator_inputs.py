@@ -30,6 +30,7 @@ def specs(operator: Installed) -> dict[str, Object]:
         "managed-flag": operator.spec(engine={"args": ["--port", "1"]}),
         "no-prompts": operator.spec(canary={"analysis": {"prompts": {"configMapRef": "not-there"}}}),
         "bad-prompts": operator.spec(canary={"analysis": {"prompts": {"configMapRef": "bad-prompts"}}}),
+        "no-token": operator.spec(canary={"analysis": {"prompts": {"liveTraffic": {}}}}),
         "no-series": operator.built(series="not-there"),
         "no-secret": operator.built(engine={"build": {"push": push(operator, "regcred")}}),
         "far-secret": operator.built(engine={"build": {"push": push(operator, "not-allowed")}}),
@@ -105,6 +106,13 @@ def test_what_kubectl_refuses(operator: Installed, more: dict[str, Any], sentenc
             "Valid",
             "PromptsMissing",
             "ConfigMap not-there does not exist in namespace op-inputs; create it with a key prompts.jsonl",
+        ),
+        (
+            "no-token",
+            "Pending",
+            "Valid",
+            "SecretForbidden",
+            "liveTraffic needs Secret no-token-live-prompts, which the operator may not read; add it to the chart's",
         ),
         ("bad-prompts", "Pending", "Valid", "PromptsInvalid", "ConfigMap bad-prompts, prompts.jsonl"),
         (

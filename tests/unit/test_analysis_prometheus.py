@@ -49,7 +49,7 @@ def test_one_series_is_a_reading(text, value):
         (json.dumps({"status": "success", "data": {"resultType": "vector", "result": [{}]}}), "no single value"),
     ],
 )
-def test_argo_4535_what_is_not_a_number_of_one_series_is_an_error_and_never_a_pass(body, says):
+def test_argo_1466_4535_4680_what_is_not_a_number_of_one_series_is_an_error_and_never_a_pass(body, says):
     reading = read(body, NOW, 300)
     assert says in (reading.error or "")
     for n in (1, 3, 10):
@@ -98,7 +98,7 @@ def test_flagger_takes_the_last_of_several_series_here_none_counts():
 
 
 @pytest.mark.parametrize("length", range(1, 7))
-def test_over_all_short_rows_pass_means_three_good_ones_and_only_bad_ones_fail(length):
+def test_flagger_1689_over_all_short_rows_pass_means_three_good_ones_and_only_bad_ones_fail(length):
     """B1: whatever the order of good, bad and unreadable answers, errors are never a pass and never a failure."""
     for row in itertools.product((GOOD, BAD, ERROR), repeat=length):
         outcome = judge(CHECK, row).outcome
@@ -118,7 +118,7 @@ def test_errors_in_a_row_end_the_analysis_without_a_verdict():
     assert judge(check, [BAD] * 2 + [ERROR] * 4).outcome is Outcome.NOT_YET
 
 
-def test_a_gauge_that_froze_with_the_traffic_is_an_error():
+def test_sglang_a_gauge_that_froze_with_the_traffic_is_an_error():
     """B4: SGLang's accept-length gauge keeps its last value when the engine idles."""
     assert active(Reading(3.0)) == Reading(3.0)
     assert "activity is 0" in (active(Reading(0.0)).error or "")

@@ -1,15 +1,16 @@
 """Bugs that users of other rollout tools met, as far as they concern the decision, on the whole of it.
 
-Where the others of the list are tested: unreadable answers in test_analysis_prometheus, test_probe and
-integration/test_prometheus_checks; one sample's nonsense, low traffic and error bodies in test_analysis_evaluate; many
-looks at no difference in test_analysis_sequential; restarts in test_analyses and integration/test_operator_killed; what
-is no matter of analysis (aborts, promotions, steady state) in test_decide.
+NAMED says which test names which bug. Many looks at no difference are in test_analysis_sequential, the same answers
+from a real server in integration/test_prometheus_checks, restarts of the whole operator in
+integration/test_operator_killed;
+what is no matter of analysis (aborts, promotions, steady state) is in test_decide.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +59,41 @@ def test_argo_4479_a_revision_serves_only_if_every_analysis_said_pass(
         paused = OUTCOMES[first] == "notYet" and on_inconclusive == "pause"
         assert world.status["phase"] == ("Paused" if paused else "RolledBack")
     assert not world.outages
+
+
+def test_argo_4602_engines_that_never_start_are_no_good_measurement() -> None:
+    """B2: whatever hinders them, nothing is measured, and nothing is promoted."""
+    world = stable()
+    old = world.status["revision"]
+    world.retuned(15).tick()
+    world.failure[f"m-{world.status['revision']}"] = "they cannot be made"
+    for _ in range(600):
+        world.tick()
+    assert world.status["phase"] == "RolledBack"
+    assert world.status["stable"]["revision"] == old
+    assert not any(revision != old for revision, _, _ in world.analyses)
+
+
+NAMED = {
+    "B1 failed measurements end as success": "argo_4479",
+    "B2 unreadable metric counted as success": "argo_4535",
+    "B2 a measurement that never starts": "argo_4602",
+    "B3 empty vector, NaN, several series": "argo_1466_4535_4680",
+    "B3 the last of several series": "flagger_takes_the_last",
+    "B3 goes on after a check without a value": "flagger_1689",
+    "B4 gauge that froze": "sglang_a_gauge_that_froze",
+    "B4 more accepted than proposed": "sglang_11572",
+    "B4 zeros in answers": "sglang_13754",
+    "B5 low traffic": "suna_3403",
+    "B13 restarts": "argo_3080",
+    "B20 too large": "argo_3259",
+}
+
+
+@pytest.mark.parametrize("bug", NAMED)
+def test_each_bug_of_the_list_has_a_test_that_names_it(bug: str) -> None:
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    assert f"def test_{NAMED[bug]}" in tests
 
 
 def test_argo_4479_count_2_and_failure_limit_2_is_refused_before_it_starts() -> None:

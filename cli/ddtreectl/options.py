@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated
+from functools import wraps
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -39,3 +42,36 @@ Context = Annotated[str | None, typer.Option("--context", metavar="NAME", help="
 NoColor = Annotated[bool, typer.Option("--no-color", help="Plain text (also with NO_COLOR, and when piped).")]
 Output = Annotated[Format, typer.Option("--output", "-o", help="Form of the output.")]
 ViewOutput = Annotated[View, typer.Option("--output", "-o", help="Form of the output.")]
+
+
+class Where(NamedTuple):
+    """Which cluster and namespace, as ``kube.connect`` takes it."""
+
+    namespace: str | None = None
+    kubeconfig: str | None = None
+    context: str | None = None
+
+
+HERE = Where()
+
+
+def _where(namespace: Namespace = None, kubeconfig: Kubeconfig = None, context: Context = None) -> None:
+    """The options behind Where."""
+
+
+def connected(verb: Callable[..., int]) -> Callable[..., int]:
+    """Puts --namespace, --kubeconfig and --context in the place of a verb's parameter ``where``."""
+    signature = inspect.signature(verb, eval_str=True)
+    shared = inspect.signature(_where, eval_str=True).parameters
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        parameters += shared.values() if name == "where" else [parameter]
+
+    @wraps(verb)
+    def run(**given: Any) -> int:
+        where = Where(*(given.pop(name) for name in shared))
+        return verb(**given, where=where)
+
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": int}
+    return run

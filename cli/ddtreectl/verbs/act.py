@@ -39,23 +39,23 @@ VERBS = {
 def command(verb: str, help_: str) -> Callable[..., int]:
     """The command of one of VERBS: they differ in nothing but what they ask for."""
 
+    @options.connected
     def run(
         name: options.Name,
         reason: Reason = "",
         wait: Wait = False,
         dry_run: DryRun = False,
-        namespace: options.Namespace = None,
-        kubeconfig: options.Kubeconfig = None,
-        context: options.Context = None,
+        where: options.Where = options.HERE,
     ) -> int:
         if verb == "skip" and not reason:
             raise CliError("skip passes over a check, so it needs --reason TEXT")
-        return _act(verb, name, reason, wait, dry_run, (namespace, kubeconfig, context))
+        return _act(verb, name, reason, wait, dry_run, where)
 
     run.__name__, run.__doc__ = verb, help_
     return run
 
 
+@options.connected
 def undo(
     name: options.Name,
     to_revision: Annotated[
@@ -64,19 +64,16 @@ def undo(
     reason: Reason = "",
     wait: Wait = False,
     dry_run: DryRun = False,
-    namespace: options.Namespace = None,
-    kubeconfig: options.Kubeconfig = None,
-    context: options.Context = None,
+    where: options.Where = options.HERE,
 ) -> int:
     """Go back to a revision that served before; the present spec is blocked, not changed."""
     to = None if to_revision in (None, "0") else to_revision  # kubectl writes 0 for "the one before"
-    return _act("undo", name, reason, wait, dry_run, (namespace, kubeconfig, context), to)
+    return _act("undo", name, reason, wait, dry_run, where, to)
 
 
-Where = tuple[str | None, str | None, str | None]
-
-
-def _act(verb: str, name: str, reason: str, wait: bool, dry_run: bool, where: Where, to: str | None = None) -> int:
+def _act(
+    verb: str, name: str, reason: str, wait: bool, dry_run: bool, where: options.Where, to: str | None = None
+) -> int:
     cluster = kube.connect(*where)
     obj = cluster.get(name)
     if view.seen(obj):

@@ -14,6 +14,7 @@ from ddtreectl.complete import names
 from ddtreectl.exits import CliError, Exit
 
 
+@options.connected
 def explain(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="Name of a DDTreeDeployment.", autocompletion=names)
@@ -33,9 +34,7 @@ def explain(
     export: Annotated[
         str | None, typer.Option("--export", metavar="FILE", help="Save the record, for --record and for benchmarks.")
     ] = None,
-    namespace: options.Namespace = None,
-    kubeconfig: options.Kubeconfig = None,
-    context: options.Context = None,
+    where: options.Where = options.HERE,
     form: options.ViewOutput = options.View.TABLE,
     no_color: options.NoColor = False,
 ) -> int:
@@ -49,7 +48,7 @@ def explain(
         return _from_file(record, form, color, plot, metric or [], export)
     if name is None:
         raise CliError("give the NAME of a DDTreeDeployment, or --record FILE")
-    cluster = kube.connect(namespace, kubeconfig, context)
+    cluster = kube.connect(*where)
     obj = cluster.get(name)
     status = view.status_of(obj)
     entry = view.find_entry(obj, revision)

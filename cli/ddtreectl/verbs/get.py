@@ -12,17 +12,16 @@ from ddtreectl.complete import names
 from ddtreectl.exits import Exit
 
 
+@options.connected
 def get(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One of them.", autocompletion=names)] = None,
     everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="In every namespace.")] = False,
-    namespace: options.Namespace = None,
-    kubeconfig: options.Kubeconfig = None,
-    context: options.Context = None,
+    where: options.Where = options.HERE,
     form: options.Output = options.Format.TABLE,
     no_color: options.NoColor = False,
 ) -> int:
     """List DDTreeDeployments, or show one."""
-    cluster = kube.connect(namespace, kubeconfig, context)
+    cluster = kube.connect(*where)
     found = [cluster.get(name)] if name else cluster.all(everywhere)
     match form:
         case "json" | "yaml":
@@ -33,8 +32,8 @@ def get(
                 print(f"ddtreedeployment.ddtree.dev/{obj['metadata']['name']}")
         case _:
             if not found:
-                where = "any namespace" if everywhere else f"namespace {cluster.namespace}"
-                output.hint(f"no DDTreeDeployment in {where}", no_color)
+                place = "any namespace" if everywhere else f"namespace {cluster.namespace}"
+                output.hint(f"no DDTreeDeployment in {place}", no_color)
                 return Exit.DONE
             color = output.colour(sys.stdout, no_color)
             print(view.listing(found, everywhere and not name, form == options.Format.WIDE, color))

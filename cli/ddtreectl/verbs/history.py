@@ -11,21 +11,20 @@ from ddtreectl import kube, options, output, view
 from ddtreectl.exits import CliError, Exit
 
 
+@options.connected
 def history(
     name: options.Name,
     revision: Annotated[
         str | None, typer.Argument(metavar="[REV]", help="Number or hash: everything about that one.")
     ] = None,
-    namespace: options.Namespace = None,
-    kubeconfig: options.Kubeconfig = None,
-    context: options.Context = None,
+    where: options.Where = options.HERE,
     form: options.ViewOutput = options.View.TABLE,
     no_color: options.NoColor = False,
 ) -> int:
     """List past rollouts, newest last: result, measured acceptance, who and why. With REV: all that was done to it, and
     the alert that ended it.
     """
-    obj = kube.connect(namespace, kubeconfig, context).get(name)
+    obj = kube.connect(*where).get(name)
     entries = view.status_of(obj).get("history") or []
     if revision is not None:
         entry = view.find_entry(obj, revision)

@@ -16,16 +16,15 @@ from ddtreectl.progress import Progress
 POLL_SECONDS = 1.0
 
 
+@options.connected
 def logs(
     name: options.Name,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the build has ended, retries too.")] = False,
-    namespace: options.Namespace = None,
-    kubeconfig: options.Kubeconfig = None,
-    context: options.Context = None,
+    where: options.Where = options.HERE,
     no_color: options.NoColor = False,
 ) -> int:
     """Show the log of the newest image build. With -f the exit code is the build's: 0 built, 1 failed."""
-    cluster = kube.connect(namespace, kubeconfig, context)
+    cluster = kube.connect(*where)
     status = view.status_of(cluster.get(name))
     build = status.get("build") or {}
     jobs = [str(job["metadata"]["name"]) for job in cluster.builds(name)]

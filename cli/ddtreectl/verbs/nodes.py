@@ -8,16 +8,15 @@ from ddtreectl import kube, options, output, view
 from ddtreectl.exits import Exit
 
 
+@options.connected
 def nodes(
     name: options.Name,
-    namespace: options.Namespace = None,
-    kubeconfig: options.Kubeconfig = None,
-    context: options.Context = None,
+    where: options.Where = options.HERE,
     form: options.ViewOutput = options.View.TABLE,
     no_color: options.NoColor = False,
 ) -> int:
     """Show which nodes fit this resource, and why the others do not, as the operator last saw them."""
-    obj = kube.connect(namespace, kubeconfig, context).get(name)
+    obj = kube.connect(*where).get(name)
     status = view.status_of(obj)
     found, pinned = status.get("nodes") or [], status.get("pinned") or []
     if form != options.View.TABLE:

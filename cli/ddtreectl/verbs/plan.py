@@ -21,6 +21,7 @@ CHANGES = (0.0, 0.1, 0.25, -0.1, -0.3)  # true changes in the table
 Measured = tuple["Pace | None", str]
 
 
+@options.connected
 def plan(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="Name of a DDTreeDeployment.", autocompletion=names)
@@ -31,9 +32,7 @@ def plan(
     record: Annotated[
         str | None, typer.Option("--record", metavar="FILE", help="Take pace and spread from a saved record.")
     ] = None,
-    namespace: options.Namespace = None,
-    kubeconfig: options.Kubeconfig = None,
-    context: options.Context = None,
+    where: options.Where = options.HERE,
     form: options.ViewOutput = options.View.TABLE,
     no_color: options.NoColor = False,
 ) -> int:
@@ -48,11 +47,11 @@ def plan(
         if not resources:
             raise CliError(f"no DDTreeDeployment in {file}")
     else:
-        resources = [kube.connect(namespace, kubeconfig, context).get(str(name))]
+        resources = [kube.connect(*where).get(str(name))]
     specs = [_spec(r) for r in resources]  # mistakes first, before a cluster is asked
     plans = []
     for resource, spec in zip(resources, specs, strict=True):
-        seen = known or _from_cluster(resource, namespace, kubeconfig, context, live=file is None, no_color=no_color)
+        seen = known or _from_cluster(resource, where, live=file is None, no_color=no_color)
         plans.append(_plan(resource, spec, *seen))
     if form != options.View.TABLE:
         print(output.data(plans[0] if len(plans) == 1 else plans, form))
@@ -178,9 +177,7 @@ def _from_record(path: str) -> Measured:
 
 def _from_cluster(
     resource: dict[str, Any],
-    namespace: str | None,
-    kubeconfig: str | None,
-    context: str | None,
+    where: options.Where,
     *,
     live: bool,
     no_color: bool,
@@ -189,7 +186,7 @@ def _from_cluster(
     meta = _metadata(resource)
     name = str(meta.get("name") or "")
     try:
-        cluster = kube.connect(namespace or meta.get("namespace"), kubeconfig, context)
+        cluster = kube.connect(where.namespace or meta.get("namespace"), *where[1:])
         there = resource if live else cluster.get(name)
         maps = cluster.records(name)
     except CliError as exc:

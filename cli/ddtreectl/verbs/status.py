@@ -18,21 +18,20 @@ SILENCE_SECONDS = 60.0
 RETRY_SECONDS = 1.0
 
 
+@options.connected
 def status(
     name: options.Name,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow until it is done or rolled back.")] = False,
     timeout: Annotated[
         str | None, typer.Option("--timeout", metavar="DURATION", help="With --watch: give up after, such as 20m.")
     ] = None,
-    namespace: options.Namespace = None,
-    kubeconfig: options.Kubeconfig = None,
-    context: options.Context = None,
+    where: options.Where = options.HERE,
     form: options.ViewOutput = options.View.TABLE,
     no_color: options.NoColor = False,
 ) -> int:
     """Show where a rollout stands. Exit code: 0 done, 1 error, 2 rolled back, 3 still going, 4 not found."""
     seconds = parse_duration(timeout) if timeout else None
-    cluster = kube.connect(namespace, kubeconfig, context)
+    cluster = kube.connect(*where)
     if not watch:
         obj = cluster.get(name)
     elif form == options.View.TABLE and output.colour(sys.stdout, no_color):

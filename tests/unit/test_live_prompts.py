@@ -366,4 +366,8 @@ def test_prompts_come_from_the_engines_that_serve_and_before_a_first_rollout_fro
     seen = Observed(sets=sets, service_selector={"ddtree.dev/revision": "a"})
     assert live_prompts.sources(wanted, seen) == (wanted, ["http://1:30000", "http://2:30000"])
     assert live_prompts.sources(wanted, Observed(sets=sets)) is None
+    nobody = Observed(sets=sets, service_selector={"ddtree.dev/revision": "none"})
+    assert live_prompts.sources(wanted, nobody) is None
+    shared = Observed(sets=sets, service_selector={"ddtree.dev/deployment": "q"})
+    assert live_prompts.sources(wanted, shared) == (wanted, [f"http://{i}:30000" for i in (1, 2, 3)])
     assert live_prompts.sources(None, seen) is None

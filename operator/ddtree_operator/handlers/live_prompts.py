@@ -60,8 +60,10 @@ def _token(secret: dict[str, Any]) -> str:
 
 def sources(wanted: Wish | None, observed: Observed) -> tuple[Wish, list[str]] | None:
     """The wish, and the engines that serve; None before a first rollout, when nobody is served."""
-    serving = (observed.service_selector or {}).get(LABEL_REVISION, "")
-    if wanted is None or not serving:
+    if wanted is None or observed.service_selector is None:
         return None
-    sets = [s for s in observed.sets if s.revision == serving and not s.baseline]
+    serving = observed.service_selector.get(LABEL_REVISION)  # "none": nobody yet; None: stable and canary share
+    if serving == "none":
+        return None
+    sets = [s for s in observed.sets if not s.baseline and serving in (None, s.revision)]
     return wanted, [f"http://{p.ip}:{ENGINE_PORT}" for s in sets for p in s.ready]

@@ -187,7 +187,9 @@ class Observer:
         view.prompts, problem = await self._prompts(spec, namespace)
         problems += [problem] if problem is not None else []
         serving = next((r for r in known if r.hash == (selector or {}).get(LABEL_REVISION)), None)
-        view.users, problem = await live_prompts.wish(self._kube, spec, view.resource["metadata"], serving)
+        promoted = (r for r in known if r.result == "promoted" and r.hash != wanted.hash)
+        stable = max(promoted, key=lambda r: r.number, default=None)  # where it shares the Service with the canary
+        view.users, problem = await live_prompts.wish(self._kube, spec, view.resource["metadata"], serving or stable)
         problems += [problem] if problem is not None else []
         build: BuildFact | None = None
         if not spec.engine.image and not wanted.image:

@@ -47,6 +47,31 @@ def merge(base: Any, patch: Any) -> Any:
     return out
 
 
+def json_patch(obj: Object, operations: list[Object]) -> Object:
+    """JSON patch, as far as the operator uses it. Raises ValueError for a test that fails."""
+    out = copy.deepcopy(obj)
+    for op in operations:
+        *way, last = [x.replace("~1", "/").replace("~0", "~") for x in op["path"].split("/")[1:]]
+        at: Any = out
+        for part in way:
+            at = at[int(part)] if isinstance(at, list) else at[part]
+        value = copy.deepcopy(op.get("value"))
+        index: Any = last
+        if isinstance(at, list):
+            index = len(at) if last == "-" else int(last)
+            if op["op"] == "add":
+                at.insert(index, value)
+                continue
+        if op["op"] == "test":
+            if at[index] != value:
+                raise ValueError(f"testing value {op['path']} failed")
+        elif op["op"] == "remove":
+            del at[index]
+        else:
+            at[index] = value
+    return out
+
+
 class Server:
     """Objects by (plural, namespace, name). Events are counted and not kept.
 
@@ -82,7 +107,7 @@ class Server:
             return Answer(201, body)
         self.writes += 1
         fault = self.fault(self.writes)
-        if fault in {"409", "429", "500"}:
+        if fault in {"409", "422", "429", "500"}:
             return Answer(int(fault), {"message": f"injected {fault}"})
         if fault == "lost":
             raise BrokenError("lost")
@@ -133,6 +158,11 @@ class Server:
         if method == "DELETE":
             self.remove(key)
             return Answer(200, {})
+        if isinstance(body, list):
+            try:
+                return Answer(200, self.put(plural, json_patch(live, body)))
+            except (ValueError, KeyError, IndexError) as error:
+                return Answer(422, {"message": f"the server rejected our request: {error}"})
         wanted = body.get("metadata", {}).get("resourceVersion")
         if wanted is not None and wanted != live["metadata"]["resourceVersion"]:
             return Answer(409, {"message": "the object has been modified"})

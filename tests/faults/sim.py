@@ -13,7 +13,7 @@ import pytest
 
 from ddtree_operator.api.names import API_VERSION, KIND, LABEL_DEPLOYMENT, LABEL_POOL, LABEL_REVISION
 from ddtree_operator.core.facts import AnalysisFact, WatchFact
-from ddtree_operator.handlers import act, alerting, reconcile
+from ddtree_operator.handlers import act, alerting, reconcile, routes
 from ddtree_operator.handlers.alerting import Recorder
 from ddtree_operator.handlers.kube import ApiError, Kube
 from ddtree_operator.handlers.metrics import Metrics
@@ -91,9 +91,11 @@ class Sim:
         self.outages: list[str] = []
         self.crashes = 0
         self._served = False
+        self.accepts = True  # whether the Gateway's controller works
+        self._written: dict[str, float] = {}  # generation of a route -> since when
         self._pods: dict[str, float] = {}  # pod -> since when
         clock = SimpleNamespace(time=lambda: self.now)
-        for module in (reconcile, act, alerting):
+        for module in (reconcile, act, alerting, routes):
             patch.setattr(module, "time", clock)
 
         async def info(*_: Any) -> None:
@@ -169,6 +171,7 @@ class Sim:
         """Let time pass: the kubelet starts and stops pods."""
         self.now += seconds
         self.kubelet()
+        self.gateway()
 
     def kubelet(self) -> None:
         """Pods of every Deployment, ready some seconds after they were made."""
@@ -192,6 +195,38 @@ class Sim:
                 meta = {**(live["metadata"] if live else {}), **pod["metadata"]}
                 self.server.put("pods", {**pod, "metadata": meta})
 
+    def gateway(self) -> None:
+        """The controller of HTTPRoutes: accepts each some seconds after it was written."""
+        for live in self.of("httproutes"):
+            generation = live["metadata"]["generation"]
+            since = self._written.setdefault(live["metadata"]["uid"] + str(generation), self.now)
+            if self.now - since < 2 or not self.accepts:
+                continue
+            told = [
+                {"type": t, "status": "True", "observedGeneration": generation} for t in ("Accepted", "ResolvedRefs")
+            ]
+            parents = [{"parentRef": ref, "conditions": told} for ref in live["spec"]["parentRefs"]]
+            if live.get("status") != {"parents": parents}:
+                self.server.put("httproutes", {**live, "status": {"parents": parents}})
+
+    def _routed(self) -> None:
+        """After every write: each backend of ours with a weight is a Service that selects a ready engine."""
+        for live in self.of("httproutes"):
+            for ref in (ref for rule in live["spec"]["rules"] for ref in rule["backendRefs"]):
+                if not ref["name"].startswith(NAME) or not ref["weight"] or not self._served:
+                    continue
+                service = self.server.objects.get(("services", NS, ref["name"]))
+                selector = service["spec"]["selector"].items() if service else None
+                ready = [
+                    p
+                    for p in self.of("pods")
+                    if selector is not None
+                    and selector <= p["metadata"]["labels"].items()
+                    and p["status"]["conditions"][0]["status"] == "True"
+                ]
+                if not ready:
+                    self.outages.append(f"at {self.now}: route names {ref} after {self.server.log[-1:]}")
+
     def _watch(self) -> None:
         """After every write: once something served, a ready engine is selected."""
         service = self.server.objects.get(("services", NS, NAME))
@@ -209,6 +244,7 @@ class Sim:
             and p["metadata"]["ownerReferences"][0]["uid"] in owners
         ]
         self._served = self._served or bool(reached)
+        self._routed()
         if self._served and not reached and self.resource["spec"].get("replicas", 1):
             self.outages.append(f"at {self.now}: {dict(selector)} after {self.server.log[-1]}")
 

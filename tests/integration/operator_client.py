@@ -37,11 +37,13 @@ class Client:
         return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
-def start_client(operator: Installed, namespace: str, name: str, every: float = 0.1, tokens: int = 4) -> Client:
-    """Start it against the Service of a resource."""
+def start_client(
+    operator: Installed, namespace: str, name: str, every: float = 0.1, tokens: int = 4, target: str = ""
+) -> Client:
+    """Start it against the Service of a resource, or another address."""
     service = operator.reader.get(f"/api/v1/namespaces/{namespace}/services/{name}")
     assert service is not None, f"there is no Service {name}"
-    target = f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
+    target = target or f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
     prompts = [f"Tell me about number {i}." for i in range(20)]
     env = {"TARGET": target, "PROMPTS": json.dumps(prompts), "EVERY": str(every), "TOKENS": str(tokens)}
     script = (ROOT / "dev/demo/client.py").read_text()

@@ -38,6 +38,7 @@ NAMESPACES = (
     "op-way-back",
     "op-swap",
     "op-replicas",
+    "op-gateway",
 )
 PATIENCE = 240.0  # seconds; the machine may be busy
 CHART = ROOT / "charts/ddtree-operator"

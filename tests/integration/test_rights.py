@@ -46,6 +46,8 @@ def api() -> Iterator[Api]:
         ("get", "secrets/other", False),
         ("list", "secrets", False),
         ("delete", "ddtreedeployments", False),
+        ("patch", "httproutes.gateway.networking.k8s.io", True),
+        ("create", "httproutes.gateway.networking.k8s.io", False),
         ("create", "pods", False),
         ("create", "pods --subresource=exec", False),
         ("patch", "nodes", False),

@@ -69,7 +69,8 @@ def refused(spec: str) -> list[str]:
         ),
         (
             "canary: {steps: [{analysis: {}, weight: 1}]}",
-            "spec.canary.steps[0]: a step has exactly one of weight, pause, analysis; this one has weight and analysis",
+            "spec.canary.steps[0]: a step has exactly one of weight, pause, analysis, canaryReplicas, headerRoute; "
+            "this one has weight and analysis",
         ),
         (
             "canary: {analysis: {deadline: 0h0m0s}}",

@@ -226,8 +226,8 @@ def test_a_missing_reference_is_named_and_heals() -> None:
 def test_what_is_not_there_yet_starts_nothing() -> None:
     world = stable()
     writes = world.writes
-    world.edit(traffic={"gateway": {"httpRoute": "r"}}).until("Invalid")
-    assert "HTTPRoute traffic is not available yet" in world.status["message"]
+    world.edit(traffic={"gateway": {"httpRoute": "r", "sessionHeader": "x"}}).until("Invalid")
+    assert "sticky sessions are not available" in world.status["message"]
     assert world.writes == writes
 
 

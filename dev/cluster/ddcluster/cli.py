@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from . import cache, fakes, forward, host, node, status
+from . import cache, fakes, forward, gateway, host, node, status
 from .binaries import kubectl_and_helm
 from .say import Problem, say
 from .settings import NODE_IP, from_environment
@@ -24,6 +24,8 @@ USAGE = """usage: dev/cluster/cluster COMMAND
   clean-cache        remove everything below DDTREE_CACHE and say how much that gave back
   fake-nodes COUNT [PRODUCT [GPUS]]
                      add COUNT nodes that only claim to run pods (0: remove them all again)
+  gateway [NAMESPACE/NAME]
+                     the Gateway API with Contour and Envoy, for one Gateway (default: default/gw), at 10.88.0.1:8080
   run CMD ARGS...    run a command inside the cluster's namespaces
 
 DDTREE_CLUSTER names the cluster (default: dev); several can run side by side.
@@ -59,6 +61,8 @@ def _dispatch(arguments: list[str]) -> int:
             return status.show(from_environment(os.environ))
         case ["fake-nodes", count, *rest] if len(rest) <= 2:
             fakes.scale(from_environment(os.environ), count, *rest)
+        case ["gateway", *rest] if len(rest) <= 1:
+            gateway.start(from_environment(os.environ), *rest)
         case ["clean-cache"]:
             cache.clean(from_environment(os.environ))
         case ["env"]:

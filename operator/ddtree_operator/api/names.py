@@ -31,6 +31,10 @@ LABEL_RECIPE = "ddtree.dev/recipe"  # first 20 hex digits of the recipe digest
 # A person's or an alert's command: JSON of api.actions.ActionRequest; consumed once by id, never removed.
 ANNOTATION_ACTION = "ddtree.dev/action"
 
+# On the canary's Service: the HTTPRoute that it was made for, and since when no route names it.
+ANNOTATION_ROUTE = "ddtree.dev/route"
+ANNOTATION_LEFT_AT = "ddtree.dev/left-at"
+
 ENGINE_CONTAINER = "engine"
 ENGINE_PORT = 30000
 ENGINE_PORT_NAME = "http"

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ddtree_operator.api import names
-from ddtree_operator.api.spec import DIGEST_REF, DURATION, GAIN, PERCENT, SHA256, TIE_GAP, DDTreeSpec
+from ddtree_operator.api.spec import DIGEST_REF, DURATION, GAIN, HEADER, PERCENT, SHA256, TIE_GAP, DDTreeSpec
 
 # What a pattern means, for people.
 PATTERN_WORDS = {
@@ -25,6 +25,7 @@ PATTERN_WORDS = {
     GAIN: "must be a gain such as +10%",
     SHA256: "must be a SHA-256 of 64 lower-case hex digits",
     DIGEST_REF: "must be an image by digest (repository@sha256:<64 hex digits>), because a tag can change",
+    HEADER: "must be the name of an HTTP header",
     TIE_GAP: "must be a gap in bf16 ulps such as 2ulp, or in log-prob such as 0.01",
 }
 
@@ -101,7 +102,29 @@ def not_yet(spec: DDTreeSpec) -> list[str]:
     if spec.engine.build is not None and spec.engine.build.builder == "buildah":
         found.append("spec.engine.build.builder: buildah is not supported yet; use buildkit")
     if spec.traffic.gateway is not None:
-        found.append("spec.traffic.gateway: HTTPRoute traffic is not available yet; leave it out")
+        found += _gateway(spec)
+    else:
+        found += [
+            f"spec.canary.steps[{i}].{step.kind}: needs spec.traffic.gateway; a Service has no weights of its own"
+            for i, step in enumerate(spec.canary.steps)
+            if step.canary_replicas is not None or step.header_route is not None
+        ]
+    return found
+
+
+def _gateway(spec: DDTreeSpec) -> list[str]:
+    found = []
+    assert spec.traffic.gateway is not None
+    if spec.traffic.gateway.session_header is not None:
+        found.append(
+            "spec.traffic.gateway.sessionHeader: sticky sessions are not available (the Gateway API has them as an "
+            "experiment that Contour ignores); use a step {headerRoute: {}} for testers"
+        )
+    if spec.placement.strategy == "swap":
+        found.append(
+            "spec.placement.strategy: swap promotes by pods that share one Service, which spec.traffic.gateway "
+            "does not do; use surge, or leave gateway out"
+        )
     return found
 
 

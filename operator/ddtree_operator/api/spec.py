@@ -16,7 +16,16 @@ PERCENT = r"^[0-9]+(\.[0-9]+)?%$"
 GAIN = r"^\+[0-9]+(\.[0-9]+)?%$"
 SHA256 = r"^[0-9a-f]{64}$"
 DIGEST_REF = r"^[^@\s]+@sha256:[0-9a-f]{64}$"
+HEADER = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
 TIE_GAP = r"^[0-9]+(\.[0-9]+)?(ulp)?$"
+
+STEP_KINDS = {
+    "weight": "weight",
+    "pause": "pause",
+    "analysis": "analysis",
+    "canary_replicas": "canaryReplicas",
+    "header_route": "headerRoute",
+}
 
 Duration = Annotated[str, Field(pattern=DURATION, min_length=2, max_length=20)]
 Percent = Annotated[str, Field(pattern=PERCENT, max_length=12)]
@@ -317,20 +326,38 @@ class Pause(Model):
     duration: Duration | None = Field(default=None, description="Such as 10m; waits for resume when left out.")
 
 
+class HeaderRoute(Model):
+    """Requests with this header go to the canary, whatever its weight."""
+
+    name: str = Field(default="x-ddtree-canary", pattern=HEADER, max_length=100, description="Name of the header.")
+    value: str = Field(default="true", min_length=1, max_length=100, description="Its value, exactly.")
+
+
 class Step(Model):
     """One step; exactly one of its fields is set."""
 
     weight: int | None = Field(default=None, ge=0, le=100, description="Share of traffic for the canary, in percent.")
     pause: Pause | None = Field(default=None, description="Wait: {duration: 10m}, or {} for a person.")
+    canary_replicas: int | None = Field(
+        default=None, ge=1, le=100, description="Canary engine pods from here on, whatever the weight (gateway only)."
+    )
+    header_route: HeaderRoute | None = Field(
+        default=None, description="From here on testers reach the canary by a header (gateway only)."
+    )
     analysis: dict[str, Any] | None = Field(default=None, description="Run the analysis: {}.", max_length=0)
 
     @model_validator(mode="after")
     def _one(self) -> Step:
-        given = [k for k in ("weight", "pause", "analysis") if getattr(self, k) is not None]
+        given = [word for name, word in STEP_KINDS.items() if getattr(self, name) is not None]
         if len(given) != 1:
             has = " and ".join(given) or "none"
-            raise ValueError(f"a step has exactly one of weight, pause, analysis; this one has {has}")
+            raise ValueError(f"a step has exactly one of {', '.join(STEP_KINDS.values())}; this one has {has}")
         return self
+
+    @property
+    def kind(self) -> str:
+        """Which of its fields is set, as users write it."""
+        return next(word for name, word in STEP_KINDS.items() if getattr(self, name) is not None)
 
 
 def _default_steps() -> list[Step]:
@@ -376,17 +403,23 @@ class RollbackSpec(Model):
 
 
 class GatewayTraffic(Model):
-    """Gateway API route that carries the weights; refused for now."""
+    """An HTTPRoute of the user's that carries the weights, where it names our Service."""
 
     http_route: str = Field(min_length=1, max_length=253, description="Name of the HTTPRoute, in the same namespace.")
+    rules: list[Annotated[str, Field(min_length=1, max_length=253)]] = Field(
+        default_factory=list,
+        max_length=16,
+        description="Only rules of these names; all with our Service if empty.",
+    )
+    session_header: str | None = Field(
+        default=None, max_length=100, description="Refused: no route keeps sessions by header and weights, too."
+    )
 
 
 class TrafficSpec(Model):
     """How traffic reaches the engines. Without gateway: a Service of the resource's name, weights by replica ratio."""
 
-    gateway: GatewayTraffic | None = Field(
-        default=None, description="Gateway API route that carries the weights; refused for now."
-    )
+    gateway: GatewayTraffic | None = Field(default=None, description="Gateway API route that carries the weights.")
     drain: Duration = Field(default="30s", description="Time the old set keeps for requests in flight.")
 
 

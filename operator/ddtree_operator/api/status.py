@@ -37,6 +37,7 @@ class ConditionType(StrEnum):
     READY = "Ready"
     PROGRESSING = "Progressing"
     VERDICT = "Verdict"
+    ROUTED = "Routed"
 
 
 class StatusModel(BaseModel):
@@ -121,7 +122,7 @@ class NodeState(StatusModel):
 class Condition(StatusModel):
     """A condition in the usual Kubernetes form."""
 
-    type: str | None = Field(default=None, description="Valid, Built, Placed, Ready, Progressing or Verdict.")
+    type: str | None = Field(default=None, description="Valid, Built, Placed, Ready, Progressing, Verdict or Routed.")
     status: str | None = Field(default=None, description="True, False or Unknown.")
     reason: str | None = Field(default=None, description="One word for machines.")
     message: str | None = Field(default=None, description="One sentence for people.")

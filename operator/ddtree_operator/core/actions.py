@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddtree_operator.core.facts import Revision
+from ddtree_operator.core.facts import Revision, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,28 @@ class ApplyService:
 
 
 @dataclass(frozen=True, slots=True)
+class ApplyCanaryService:
+    """Have the canary's Service with this selector, for that HTTPRoute; ``left_at`` says since when none names it."""
+
+    selector: dict[str, str]
+    route: str
+    left_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteCanaryService:
+    """Remove the canary's Service, which no route names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyRoute:
+    """Give the canary its share of an HTTPRoute's traffic; Share() leaves the route as its owner wrote it."""
+
+    name: str
+    share: Share
+
+
+@dataclass(frozen=True, slots=True)
 class Analyze:
     """Keep the analysis of this step running; ``baseline`` and ``canary`` are engine set names."""
 
@@ -113,6 +135,9 @@ Action = (
     | ApplyEngines
     | DeleteEngines
     | ApplyService
+    | ApplyCanaryService
+    | DeleteCanaryService
+    | ApplyRoute
     | Analyze
     | Watch
     | Emit

@@ -76,8 +76,7 @@ def _pass_step(r: Round, request: ActionRequest, wanted: Revision, progress: Pro
         progress=replace(progress, step=progress.step + 1, step_since=r.now, since=r.now, held=False, note=""),
         **verdict_so_far(r, wanted),
     )
-    kind = "analysis" if step.analysis is not None else "pause" if step.pause is not None else "weight"
-    return f"step {progress.step + 1} ({kind}) passed over by {who}{why}"
+    return f"step {progress.step + 1} ({step.kind}) passed over by {who}{why}"
 
 
 def _undo(r: Round, request: ActionRequest, wanted: Revision, serving: Revision | None, who: str, why: str) -> str:

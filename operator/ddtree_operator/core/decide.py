@@ -8,7 +8,7 @@ from typing import Any
 
 from ddtree_operator.api.names import LABEL_REVISION
 from ddtree_operator.api.refusals import InvalidResourceError, not_yet
-from ddtree_operator.core import report, revisions, rolling
+from ddtree_operator.core import gateway, report, revisions, rolling
 from ddtree_operator.core.actions import QUIET, Action, ApplyService, Attest, DeleteEngines, PruneRevision
 from ddtree_operator.core.alarms import heed
 from ddtree_operator.core.commands import obey
@@ -53,6 +53,7 @@ def decide(
     goal = _goal(r, wanted, serving)
     if goal is None:
         r.point_service(r.only(None))
+        gateway.leave(r)
     elif serving is not None and goal.hash == serving.hash:
         _steady(r, goal)
         if goal.hash == wanted.hash:  # else the spec asks for something else, which was blocked
@@ -121,11 +122,15 @@ def _steady(r: Round, goal: Revision) -> None:
         goal = r.save(goal, result="promoted", at=r.now, **rolling.promotion(goal))
     engines = r.have_engines(goal, r.spec.replicas)
     r.point_service(r.only(goal))
+    gateway.leave(r)
     ready = len(engines.ready)
     r.report.built = ("True", "Built", goal.image)
     if ready == 0 and r.spec.replicas > 0:
         r.report.phase = "Degraded"
         r.report.message = rolling.waiting_for("stable", engines, r.spec.replicas)
+    elif r.seen.route is not None and r.seen.route.touched:
+        r.report.phase = "Promoting"
+        r.report.message = r.report.message or f"HTTPRoute {r.seen.route.name} is given back as it was written"
     else:
         r.report.phase = "Stable"
         r.report.message = f"revision {goal.number} serves with {ready}/{r.spec.replicas} engines ready"
@@ -133,6 +138,7 @@ def _steady(r: Round, goal: Revision) -> None:
 
 def _restore(r: Round, goal: Revision, serving: Revision | None) -> None:
     """Back to a revision that was judged before: start it, wait until all of it is ready, then switch."""
+    gateway.leave(r)
     if serving is not None:
         r.have_engines(serving, r.spec.replicas)
     engines = r.have_engines(goal, r.spec.replicas)
@@ -167,7 +173,7 @@ def _clean(r: Round, goal: Revision | None, serving: Revision | None) -> None:
             continue
         if engines.revision in needed:
             continue
-        reachable = _pointed(r) in {engines.revision, ""}
+        reachable = _pointed(r) in {engines.revision, ""} or _routed(r) == engines.revision
         draining = not drained and _carried_traffic(r, engines.revision)
         if reachable or switching or draining:
             r.again = r.again or switching
@@ -184,6 +190,11 @@ def _pointed(r: Round) -> str:
     if r.seen.service_selector is None:
         return "none"
     return r.seen.service_selector.get(LABEL_REVISION, "")
+
+
+def _routed(r: Round) -> str:
+    """Revision that an HTTPRoute may still send requests to, by the canary's Service; "" without one."""
+    return r.seen.canary_service.revision if r.seen.canary_service is not None else ""
 
 
 def _carried_traffic(r: Round, hash_: str) -> bool:

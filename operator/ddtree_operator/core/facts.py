@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddtree_operator.api.actions import ActionRequest
+from ddtree_operator.api.names import LABEL_REVISION
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,47 @@ class AlertFact:
 
 
 @dataclass(frozen=True, slots=True)
+class Header:
+    """Requests that carry this header go to the canary."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What of an HTTPRoute's traffic the canary gets."""
+
+    weight: int = 0  # percent
+    header: Header | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RouteFact:
+    """The HTTPRoute that carries the weights."""
+
+    name: str
+    share: Share | None = Share()  # None: somebody edited our part of it
+    touched: bool = False  # something of ours is in it
+    problem: str = ""  # why it cannot carry weights
+    waits: str = ""  # why it is not in force as it is written; "" once accepted and programmed
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryService:
+    """The Service that a route names for the canary. It exists before the route names it, and after."""
+
+    selector: dict[str, str]
+    route: str = ""  # name of the HTTPRoute that it was made for
+    left_at: float = 0.0  # since when no route names it; 0.0 while one may
+
+    @property
+    def revision(self) -> str:
+        """Hash of the revision that it selects."""
+        return self.selector.get(LABEL_REVISION, "")
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """Something the spec refers to and that is missing or unusable."""
 
@@ -183,6 +225,8 @@ class Observed:
     way_back: WayBack | None = None  # None: there is nothing to go back to, or nobody can tell
     attested: bool = True  # False: the image on its way was built, and says nothing about itself yet
     analysis: AnalysisFact | None = None
+    route: RouteFact | None = None  # None: there is none to look at
+    canary_service: CanaryService | None = None
     problems: tuple[Problem, ...] = ()
     outlook: str = ""  # what the analysis to come can tell: pairs and time, in words
     request: ActionRequest | None = None

@@ -6,6 +6,7 @@ from typing import Any
 
 from ddtree_operator.api.names import LABEL_DEPLOYMENT, LABEL_POOL
 from ddtree_operator.api.status import Phase
+from ddtree_operator.core import gateway
 from ddtree_operator.core.actions import Action, Emit
 from ddtree_operator.core.facts import Revision
 from ddtree_operator.core.round import Round
@@ -21,6 +22,7 @@ NODES = 50  # rows of the node table kept in status
 _QUIET: dict[str, set[str]] = {
     "Valid": set(),
     "Placed": set(),
+    "Routed": {"NotInForce", "Edited"},
     "Built": {"Building", "BuildFailed"},
     "Progressing": {str(p) for p in Phase if p is not Phase.DEGRADED},
 }
@@ -155,6 +157,8 @@ def status(
         condition("Progressing", progressing, rep.obstacle or rep.phase, rep.message if told else ""),
         condition("Verdict", *verdict),
     ]
+    if routed := gateway.told(r):
+        conditions.append(condition("Routed", *routed))
     out: dict[str, Any] = {
         "phase": rep.phase,
         "message": rep.message,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ddtree_operator.api.spec import BuildSpec, Step
-from ddtree_operator.core import swap
+from ddtree_operator.core import gateway, swap
 from ddtree_operator.core.actions import Analyze, StartBuild
 from ddtree_operator.core.engine_errors import NOT_PULLED, error_line, refusal
 from ddtree_operator.core.facts import EngineSet, Progress, Revision
@@ -26,6 +26,7 @@ def roll(r: Round, revision: Revision, stable: Revision | None) -> None:
         revision = r.save(revision, progress=Progress(started_at=r.now, since=r.now, step_since=r.now))
         r.emit("Normal", "RolloutStarted", f"revision {revision.number} ({revision.hash}) started")
     r.report.canary = revision.hash
+    gateway.tidy(r, revision)
     if r.seen.problems:
         first = r.seen.problems[0]
         r.report.phase, r.report.message = "Pending", first.message
@@ -48,6 +49,7 @@ def roll(r: Round, revision: Revision, stable: Revision | None) -> None:
         _late(r, revision, r.report.message)
         return
     canary, baseline, enough = started
+    gateway.hold_back(r, revision, canary)
     if _crashed(r, revision, canary, "canary") or (baseline.baseline and _crashed(r, revision, baseline, "baseline")):
         return
     progress = revision.progress
@@ -212,6 +214,9 @@ def _canary_replicas(r: Round, revision: Revision, stable: Revision | None) -> i
     if revision.progress.step >= len(r.spec.canary.steps):
         return r.spec.replicas
     weight = _weight(r.spec.canary.steps, revision.progress.step)
+    asked = gateway.replicas(r.spec.canary.steps, revision.progress.step)
+    if asked is not None and stable is not None:
+        return asked
     if stable is None or weight == 0:
         return r.spec.canary.replicas
     if weight >= 100:
@@ -296,9 +301,7 @@ def _describe(r: Round, progress: Progress) -> None:
     """Fill in the step column."""
     steps = r.spec.canary.steps
     if progress.step < len(steps):
-        step = steps[progress.step]
-        kind = "weight" if step.weight is not None else "pause" if step.pause is not None else "analysis"
-        r.report.step = f"{progress.step + 1}/{len(steps)} {kind}"
+        r.report.step = f"{progress.step + 1}/{len(steps)} {steps[progress.step].kind}"
     else:
         r.report.step = f"{len(steps)}/{len(steps)} promote"
     r.report.weight = _weight(steps, min(progress.step, len(steps) - 1))
@@ -326,15 +329,17 @@ def _step(r: Round, revision: Revision, canary: EngineSet, baseline: EngineSet, 
     assert progress is not None
     _describe(r, progress)
     step = r.spec.canary.steps[progress.step]
-    if not _traffic(r, revision, stable):
+    if not _traffic(r, revision, stable, canary):
+        if gateway.used(r) and step.pause is None and step.analysis is None:
+            _late(r, revision, r.report.message)
         return
-    if step.weight is not None:
+    if step.pause is not None:
+        _pause(r, revision, step)
+    elif step.analysis is not None:
+        _analyse(r, revision, canary, baseline)
+    else:
         r.report.phase = "Analyzing"
         _advance(r, revision)
-    elif step.pause is not None:
-        _pause(r, revision, step)
-    else:
-        _analyse(r, revision, canary, baseline)
 
 
 def _pause(r: Round, revision: Revision, step: Step) -> None:
@@ -352,12 +357,18 @@ def _pause(r: Round, revision: Revision, step: Step) -> None:
         r.wake_in(left)
 
 
-def _traffic(r: Round, revision: Revision, stable: Revision | None) -> bool:
+def _traffic(r: Round, revision: Revision, stable: Revision | None, canary: EngineSet) -> bool:
     """Give the canary the weight of this step; True once it is so."""
     assert revision.progress is not None
     weight = _weight(r.spec.canary.steps, revision.progress.step)
     if stable is None:
         return r.point_service(r.only(None)) or True
+    if gateway.used(r):
+        r.report.phase = "Starting"
+        if canary.replicas != _canary_replicas(r, revision, stable):
+            return False  # asked for in this look
+        share = gateway.wanted(r.spec.canary.steps, revision.progress.step)
+        return r.point_service(r.only(stable)) and gateway.give(r, revision, share, canary)
     if weight == 0:
         return r.point_service(r.only(stable))
     if weight >= 100:

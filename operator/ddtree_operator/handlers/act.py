@@ -15,9 +15,12 @@ from ddtree_operator.api.spec import Algorithm, DDTreeSpec
 from ddtree_operator.core.actions import (
     Action,
     Analyze,
+    ApplyCanaryService,
     ApplyEngines,
+    ApplyRoute,
     ApplyService,
     Attest,
+    DeleteCanaryService,
     DeleteEngines,
     Emit,
     KeepImage,
@@ -36,6 +39,7 @@ from ddtree_operator.handlers.kube import CONFIG_MAP, DEPLOYMENT, POD, REVISION,
 from ddtree_operator.handlers.observe import View
 from ddtree_operator.handlers.places import affinity_of
 from ddtree_operator.handlers.read import belongs, engines_behind
+from ddtree_operator.handlers.routes import Routes
 from ddtree_operator.handlers.settings import Settings
 from ddtree_operator.handlers.watches import Key as WatchKey
 from ddtree_operator.handlers.watches import Watches
@@ -60,8 +64,10 @@ class Actor:
         watches: Watches,
         settings: Settings,
         session: Any,
+        routes: Routes,
     ) -> None:
         self._kube = kube
+        self._routes = routes
         self._builds = builds
         self._keeping = keeping
         self._analyses = analyses
@@ -112,6 +118,9 @@ class Actor:
                 await self._kube.delete(DEPLOYMENT, namespace, set_name)
             case ApplyService():
                 await self._service(view, action)
+            case ApplyCanaryService() | DeleteCanaryService() | ApplyRoute():
+                assert view.spec is not None
+                await self._routes.act(view.spec, view.resource, view.observed.canary_service, action)
             case Analyze():
                 await self._analyze(view, action)
             case Watch():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -16,6 +16,7 @@ from ddtree_operator.api.names import FIELD_MANAGER, GROUP, PLURAL, VERSION
 
 Object = dict[str, Any]
 MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ POD = Kind("/api/v1", "pods")
 JOB = Kind("/apis/batch/v1", "jobs")
 NODE = Kind("/api/v1", "nodes", namespaced=False)
 EVENT = Kind("/api/v1", "events")
+HTTP_ROUTE = Kind("/apis/gateway.networking.k8s.io/v1", "httproutes")
+GATEWAY = Kind("/apis/gateway.networking.k8s.io/v1", "gateways")
 LEASE = Kind("/apis/coordination.k8s.io/v1", "leases")
 
 _BY_KIND = {
@@ -186,6 +189,12 @@ class Kube:
         """JSON merge patch."""
         return await self._object(
             "PATCH", kind.path(namespace, name, sub), {"fieldManager": FIELD_MANAGER}, body, MERGE_PATCH
+        )
+
+    async def json_patch(self, kind: Kind, namespace: str, name: str, operations: Sequence[Object]) -> Object:
+        """JSON patch; a test that fails is 422."""
+        return await self._object(
+            "PATCH", kind.path(namespace, name), {"fieldManager": FIELD_MANAGER}, operations, JSON_PATCH
         )
 
     async def delete(self, kind: Kind, namespace: str, name: str) -> None:

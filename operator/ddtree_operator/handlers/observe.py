@@ -31,6 +31,7 @@ from ddtree_operator.handlers.memory import from_object
 from ddtree_operator.handlers.neighbours import Neighbours
 from ddtree_operator.handlers.outlooks import Outlooks, pace_of
 from ddtree_operator.handlers.places import place
+from ddtree_operator.handlers.routes import Routes, canary_service
 from ddtree_operator.handlers.watches import Key as WatchKey
 from ddtree_operator.handlers.watches import Watches
 from ddtree_operator.probe.live import Wish
@@ -69,8 +70,10 @@ class Observer:
         neighbours: Neighbours,
         analyses: Analyses,
         watches: Watches,
+        routes: Routes,
     ) -> None:
         self._kube = kube
+        self._routes = routes
         self._watches = watches
         self._last_words: dict[tuple[str, str, int], str] = {}  # (namespace, pod, restarts) -> end of the log
         self._builds = builds
@@ -84,13 +87,16 @@ class Observer:
         meta = resource["metadata"]
         namespace, name = meta["namespace"], meta["name"]
         mine = f"{LABEL_DEPLOYMENT}={name}"
-        deployments, pods, records, service = await asyncio.gather(
+        deployments, pods, records, services = await asyncio.gather(
             self._kube.list(DEPLOYMENT, namespace, mine),
             self._kube.list(POD, namespace, mine),
             self._kube.list(REVISION, namespace, mine),
-            self._kube.get(SERVICE, namespace, name),
+            self._kube.list(SERVICE, namespace, mine),
         )
         uid = meta["uid"]
+        service = next((s for s in services if s["metadata"]["name"] == name), None)
+        if service is None:  # none, or somebody else's
+            service = await self._kube.get(SERVICE, namespace, name)
         deployments, records = ([o for o in found if read.belongs(o, uid)] for found in (deployments, records))
         selector, switched_at, service_problem = read.service_facts(service, name, uid)
         request, request_error = read.request_of(resource)
@@ -128,6 +134,8 @@ class Observer:
             if wanted is not None and wanted.result == "promoted" and wanted.progress is not None:
                 view.watch_key = (namespace, name, wanted.hash, wanted.attempt)
                 view.prompts, _ = await self._prompts(view.spec, namespace)
+        beside = canary_service(services, name, uid)
+        route = await self._routes.look(view.spec, resource, beside)
         view.observed = Observed(
             revisions=known,
             sets=await self._with_last_words(read.engine_sets(deployments, pods), pods, namespace),
@@ -139,6 +147,8 @@ class Observer:
             way_back=way_back,
             attested=attested,
             analysis=analysis,
+            route=route,
+            canary_service=beside,
             problems=tuple(problems),
             outlook=outlook,
             request=request,

@@ -21,6 +21,7 @@ from ddtree_operator.handlers.kube import DDTREE, ApiError, Kube
 from ddtree_operator.handlers.metrics import Metrics
 from ddtree_operator.handlers.neighbours import Neighbours
 from ddtree_operator.handlers.observe import Observer, View
+from ddtree_operator.handlers.routes import Routes
 from ddtree_operator.handlers.settings import Settings
 from ddtree_operator.handlers.watches import Watches
 from ddtree_operator.rollout.merge import difference
@@ -47,8 +48,9 @@ class Reconciler:
         neighbours = Neighbours(kube, settings.namespaces, everywhere=settings.all_pods)
         keeping = Keeping(builds, settings.build)
         self.watches = Watches(session, wake, lambda key: metrics.divergences.labels(*key[:3]).inc())
-        self._observer = Observer(kube, builds, keeping, neighbours, self.analyses, self.watches)
-        self._actor = Actor(kube, builds, keeping, self.analyses, self.watches, settings, session)
+        routes = Routes(kube)
+        self._observer = Observer(kube, builds, keeping, neighbours, self.analyses, self.watches, routes)
+        self._actor = Actor(kube, builds, keeping, self.analyses, self.watches, settings, session, routes)
 
     async def _save_record(self, key: Key, run: Running, verdict: Verdict) -> str:
         resource = self._resources.get(key[:2])

@@ -178,6 +178,19 @@ def _probe(*, period: int, timeout: int, failures: int) -> dict[str, Any]:
     }
 
 
+def canary_name(deployment: str) -> str:
+    """Name of the Service that an HTTPRoute names for the canary."""
+    return f"{deployment}-canary"
+
+
+def canary_service(resource: dict[str, Any], selector: dict[str, str], notes: dict[str, str]) -> dict[str, Any]:
+    """The canary's Service: beside the one that clients use, with the same port."""
+    made = service(resource, selector, "")
+    made["metadata"]["name"] = canary_name(resource["metadata"]["name"])
+    made["metadata"]["annotations"] = notes
+    return made
+
+
 def service(resource: dict[str, Any], selector: dict[str, str], switched_at: str) -> dict[str, Any]:
     """The Service that clients use: named like the resource, pointed by its selector."""
     meta = resource["metadata"]

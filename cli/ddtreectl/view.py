@@ -125,6 +125,8 @@ def rollout(obj: Object, color: bool, now: datetime | None = None) -> str:
         row("step", step, f"weight {status.get('weight') or 0}%", f"started {since} ago" if since else "")
     elif since:
         row("started", f"{since} ago")
+    routed: Object = next((c for c in status.get("conditions") or [] if c.get("type") == "Routed"), {})
+    row("route", "" if routed.get("status") == "True" else routed.get("reason") or "", routed.get("message") or "")
     row("stable", *_set(status.get("stable")))
     row("canary", *_set(canary))
     baseline = status.get("baseline") or {}

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -66,9 +67,9 @@ def admin(operator: Installed) -> Path:
 
 def requests(admin: Path) -> dict[str, int]:
     """Requests that Envoy has sent to each Service of the namespace so far."""
-    connection = Admin(admin)
-    connection.request("GET", "/stats?filter=upstream_rq_total&format=json")
-    stats = json.loads(connection.getresponse().read())["stats"]
+    with closing(Admin(admin)) as connection:
+        connection.request("GET", "/stats?filter=upstream_rq_total&format=json")
+        stats = json.loads(connection.getresponse().read())["stats"]
     out: dict[str, int] = {}
     for stat in stats:
         if "value" in stat and stat["name"].startswith(f"cluster.{NS}_"):

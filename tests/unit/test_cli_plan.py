@@ -93,8 +93,14 @@ def test_lint_refuses_what_can_never_be_decided(run: Run, tmp_path: Path) -> Non
         ("engine: {kind: vllm}", "spec.engine.kind: vllm is not supported yet"),
         ("engine: {build: {builder: buildah}}", "spec.engine.build.builder: buildah is not supported yet"),
         ("traffic: {gateway: {httpRoute: r, sessionHeader: x}}", "sessionHeader: sticky sessions are not available"),
-        ("placement: {strategy: swap}, traffic: {gateway: {httpRoute: r}}", "spec.placement.strategy: swap promotes by"),
-        ("canary: {steps: [{headerRoute: {}}, {analysis: {}}]}", "spec.canary.steps[0].headerRoute: needs spec.traffic"),
+        (
+            "placement: {strategy: swap}, traffic: {gateway: {httpRoute: r}}",
+            "spec.placement.strategy: swap promotes by",
+        ),
+        (
+            "canary: {steps: [{headerRoute: {}}, {analysis: {}}]}",
+            "spec.canary.steps[0].headerRoute: needs spec.traffic",
+        ),
         ("canary: {steps: [{canaryReplicas: 2}, {analysis: {}}]}", "canaryReplicas: needs spec.traffic.gateway"),
     ],
 )

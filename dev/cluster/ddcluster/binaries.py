@@ -77,7 +77,7 @@ MODULES = {
     "gateway": Module(
         ("github.com/projectcontour/contour/cmd/contour",),
         "-s -w",
-        "Contour 1.33.8 (once, about 3 minutes on 2 cores)",
+        "Contour 1.33.8 (once, about 2 minutes on 2 cores)",
         ("examples/gateway/00-crds.yaml", "examples/contour/01-crds.yaml"),
         beside="crds.yaml",
     ),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import combinations
 from typing import Any
 
 import yaml
@@ -23,6 +24,7 @@ from pydantic_core import core_schema
 from ddtree_operator.api import names
 from ddtree_operator.api.refusals import PATTERN_WORDS
 from ddtree_operator.api.spec import (
+    STEP_KINDS,
     AnalysisSpec,
     CanarySpec,
     DDTreeSpec,
@@ -40,6 +42,17 @@ FREE_FORM = "x-kubernetes-preserve-unknown-fields"
 RULES = "x-kubernetes-validations"
 
 _NEEDS_DRAFTER = "['DDTREE', 'DFLASH', 'EAGLE3']"
+
+_ONE_KIND = f"a step has exactly one of {', '.join(STEP_KINDS.values())}"
+
+
+def _kinds_given() -> str:
+    """CEL for the kinds that a step has. Spelled out: joining lists has no cost bound that the API server accepts."""
+    kinds = list(STEP_KINDS.values())
+    several = (c for size in range(len(kinds), 1, -1) for c in combinations(kinds, size))
+    cases = [f"{' && '.join(f'has(self.{k})' for k in case)} ? '{' and '.join(case)}'" for case in several]
+    return " : ".join([*cases, "'none'"])
+
 
 # Model -> CEL rules of its object. ``self`` has its defaults by then, except while the CRD itself is
 # checked: the API server holds the default ``{}`` of an object against its rules, hence ``has`` on defaulted fields.
@@ -66,14 +79,9 @@ CEL: dict[type[BaseModel], list[dict[str, str]]] = {
     ],
     Step: [
         {
-            "rule": "[has(self.weight), has(self.pause), has(self.analysis)].exists_one(given, given)",
-            # Spelled out: joining lists has no cost bound that the API server accepts.
-            "messageExpression": "'a step has exactly one of weight, pause, analysis; this one has ' + "
-            "(has(self.weight) && has(self.pause) && has(self.analysis) ? 'weight and pause and analysis' : "
-            "has(self.weight) && has(self.pause) ? 'weight and pause' : "
-            "has(self.weight) && has(self.analysis) ? 'weight and analysis' : "
-            "has(self.pause) && has(self.analysis) ? 'pause and analysis' : 'none')",
-            "message": "a step has exactly one of weight, pause, analysis",
+            "rule": f"[{', '.join(f'has(self.{k})' for k in STEP_KINDS.values())}].exists_one(given, given)",
+            "messageExpression": f"'{_ONE_KIND}; this one has ' + ({_kinds_given()})",
+            "message": _ONE_KIND,
         }
     ],
     CanarySpec: [

@@ -44,6 +44,11 @@ class Live:
         self._kept: deque[list[int]] = deque(maxlen=KEPT)
         self._skipped = {"long": 0, "other": 0}
 
+    @property
+    def asked(self) -> bool:
+        """Whether anybody has asked lately: all that a request costs while nobody does."""
+        return self._until > 0
+
     def armed(self) -> bool:
         """Whether prompts are kept at present; forgets everything when the time is up."""
         if self._clock() < self._until:
@@ -53,7 +58,7 @@ class Live:
 
     def offer(self, rid: str, ids: Sequence[int] | None, plain: bool) -> None:
         """A request came. ``plain``: text only, nothing but its token ids decides what the model sees."""
-        if not self._until or not self.armed() or rid.startswith((OWN, HEALTH)):
+        if not self.asked or not self.armed() or rid.startswith((OWN, HEALTH)):
             return
         now = self._clock()
         if now < self._next:
@@ -128,8 +133,9 @@ def install(environment: Mapping[str, str] = os.environ) -> None:
 def _wrap_send(original: Any) -> Any:
     async def _send_one_request(self: Any, tokenized_obj: Any) -> Any:
         try:
-            ids = getattr(tokenized_obj, "input_ids", None)
-            LIVE.offer(str(tokenized_obj.rid), ids, is_plain(tokenized_obj))
+            if LIVE.asked:
+                ids = getattr(tokenized_obj, "input_ids", None)
+                LIVE.offer(str(tokenized_obj.rid), ids, is_plain(tokenized_obj))
         except Exception as error:  # a user's request never fails for this
             logger.warning("ddtree: a prompt was not kept: %s", type(error).__name__)
         return await original(self, tokenized_obj)

@@ -65,6 +65,7 @@ class Recipes:
             for recipe in (
                 Recipe(base, "images/base-python/Dockerfile", None, self._base_python),
                 Recipe("buildkit", "images/buildkit/Dockerfile", None, self._buildkit),
+                Recipe("buildah", "images/buildah/Dockerfile", None, self._buildah),
                 Recipe("operator", "images/operator/Dockerfile", None, self._operator),
                 Recipe("simengine", "images/simengine/Dockerfile", base, self._simengine),
                 Recipe("engine-cpu-base", "images/engine-cpu/Dockerfile", base, self._engine_cpu_base),
@@ -153,6 +154,9 @@ class Recipes:
 
         sources = self._key("dev/cluster/go/buildkit")
         return [self._rootfs("ca-certificates,runc"), LayerRecipe("BuildKit's programs", sources, programs)]
+
+    def _buildah(self) -> list[LayerRecipe]:
+        return [self._rootfs("buildah,ca-certificates")]
 
     # Python images
 

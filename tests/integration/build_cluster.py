@@ -73,6 +73,7 @@ class BuildCluster:
     config: BuildConfig
     plugins: Mapping[str, bytes]
     sglang: Mapping[str, str]  # url and sha256 of the simulated engine's wheel
+    namespace: str = NAMESPACE  # of the Jobs
 
     @property
     def registry_local(self) -> str:
@@ -167,11 +168,11 @@ class BuildCluster:
         recipe = self.recipe(series, config, **spec)
         repository = push_repository(self.spec(**spec), config)
         name = build_name(recipe, repository)
-        self.kubectl("delete", "job,configmap", name, "-n", NAMESPACE, "--ignore-not-found", "--wait")
+        self.kubectl("delete", "job,configmap", name, "-n", self.namespace, "--ignore-not-found", "--wait")
         objects = build_objects(
             recipe,
             name=name,
-            namespace=NAMESPACE,
+            namespace=self.namespace,
             owner=None,
             config=config,
             plugins=self.plugins,
@@ -186,14 +187,14 @@ class BuildCluster:
 
     def pods_of(self, name: str) -> list[dict[str, Any]]:
         """Pods of a Job."""
-        found: list[dict[str, Any]] = self.get("pods", "-l", f"job-name={name}", "-n", NAMESPACE)["items"]
+        found: list[dict[str, Any]] = self.get("pods", "-l", f"job-name={name}", "-n", self.namespace)["items"]
         return found
 
     def wait_for(self, name: str, seconds: float = 900) -> BuildResult:
         """Result of a Job once it has ended."""
 
         def ended() -> BuildResult | None:
-            job = self.get("job", name, "-n", NAMESPACE)
+            job = self.get("job", name, "-n", self.namespace)
             result = job_result(job, self.pods_of(name))
             return None if result.state == "running" else result
 
@@ -212,6 +213,14 @@ def until(look: Callable[[], Any], seconds: float, what: str) -> Any:
         time.sleep(0.5)
 
 
+def images(env: Mapping[str, str], *names: str) -> dict[str, str]:
+    """References of images, built if they are missing."""
+    printed = subprocess.run(
+        [REPO / "dev/images", *names], env={**os.environ, **env}, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+    return dict(re.findall(r"^(\S+) (\S+@sha256:[0-9a-f]{64})$", printed, re.M))
+
+
 def start(name: str) -> BuildCluster:
     """Bring the cluster ``name`` up (or take the running one) and put a builder into it."""
     base_env = {**os.environ, "DDTREE_CLUSTER": name}
@@ -222,21 +231,15 @@ def start(name: str) -> BuildCluster:
     for line in exports.splitlines():
         key, _, value = line.removeprefix("export ").partition("=")
         env[key] = shlex.split(value)[0] if value else ""
-    printed = subprocess.run(
-        [REPO / "dev/images", "base-python", "buildkit"],
-        env={**os.environ, **env},
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    ).stdout
-    images = dict(re.findall(r"^(\S+) (\S+@sha256:[0-9a-f]{64})$", printed, re.M))
+    made_of = images(env, "base-python", "buildkit")
     path, _ = simengine_wheel(cache() / "wheelhouse" / "build-test")
     config = BuildConfig(
-        base_image=images["base-python"],
+        base_image=made_of["base-python"],
         push_repository=f"{REGISTRY}/ddtree/build-test",
         wheelhouse=f"{WHEELHOUSE}/build-test",
         insecure_registries=frozenset({REGISTRY, NOWHERE, READONLY, GUARDED, FULL}),
-        builder_image=images["buildkit"],
+        builder_image=made_of["buildkit"],
+        fetch_image=made_of["base-python"],
         device="cpu",
     )
     sglang = {"url": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
@@ -251,7 +254,7 @@ def start(name: str) -> BuildCluster:
                 "metadata": {"name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
             },
             *builder_objects(
-                image=images["buildkit"],
+                image=made_of["buildkit"],
                 namespace=BUILDER_NAMESPACE,
                 insecure_registries=config.insecure_registries,
                 keep_storage_gb=2,

@@ -88,6 +88,7 @@ def test_a_series_counts_by_content_not_by_the_name_of_its_config_map() -> None:
         lambda: recipe(config=replace(CONFIG, device="cuda")),
         lambda: recipe(config=replace(CONFIG, platform="linux/arm64")),
         lambda: recipe(config=replace(CONFIG, builder_version="9")),
+        lambda: recipe({"builder": "buildah"}),
         lambda: replace(recipe(), template=recipe().template + 1),
     ],
 )
@@ -98,7 +99,16 @@ def test_every_input_changes_the_digest(other: Any) -> None:
 @pytest.mark.parametrize(
     ("spec", "config", "more", "words"),
     [
-        ({"builder": "buildah"}, CONFIG, {}, "builder buildah is not supported yet; use buildkit"),
+        ({"kernelWheels": [{**KERNEL, "url": "pvc://claim"}]}, CONFIG, {}, "write it as pvc://claim/folder/file.whl"),
+        (
+            {"kernelWheels": [{**KERNEL, "url": "pvc://c/../a-1-py3-none-any.whl"}]},
+            CONFIG,
+            {},
+            "path that leads elsewhere",
+        ),
+        ({"kernelWheels": [{**KERNEL, "url": "configmap://c/d/a.whl"}]}, CONFIG, {}, "a ConfigMap has no folders"),
+        ({"kernelWheels": [{**KERNEL, "url": "oci://r.example/a/b.whl"}]}, CONFIG, {}, "without tag or digest"),
+        ({"kernelWheels": [{**KERNEL, "url": "oci://a:1/b.whl"}]}, CONFIG, {}, "names no registry"),
         ({}, replace(CONFIG, base_image=""), {}, "baseImage is not given.*repository@sha256"),
         ({}, replace(CONFIG, push_repository=""), {}, "push.repository is not given"),
         ({"push": {"repository": "registry.example/x:tag"}}, CONFIG, {}, "no tag or digest"),

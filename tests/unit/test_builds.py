@@ -123,7 +123,6 @@ async def test_what_cannot_be_built_is_a_problem_that_says_what_to_do(builds: Bu
     kube.objects["configmaps", "s"] = {"data": {"series": "gone.patch"}}
     assert "names gone.patch, which is missing" in await refused(builds, series={"configMapRef": "s"})
     assert "is not known (known: sglang-0.5.23)" in await refused(builds, series="sglang-9")
-    assert "buildah is not supported yet" in await refused(builds, builder="buildah")
 
 
 async def test_a_series_from_a_config_map_shares_the_build_of_an_equal_one(builds: Builds, kube: Kube) -> None:

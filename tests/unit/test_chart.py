@@ -96,6 +96,8 @@ def test_the_configuration_is_what_the_operator_reads(helm: str) -> None:
         "insecureRegistries": ["10.0.0.1:5000"],
         "builderService": "ddtree-build/buildkitd",
         "builderImage": f"r/bk@{DIGEST}",
+        "buildahImage": "",
+        "fetchImage": f"r/op@{DIGEST}",
         "builderTlsSecret": "",
         "engineDefaults": {"env": {"A": "b"}, "args": ["--x"], "podTemplate": {}},
     }

@@ -91,7 +91,6 @@ def test_lint_refuses_what_can_never_be_decided(run: Run, tmp_path: Path) -> Non
         ("canary: {analysis: {acceptLength: {nonInferiority: 120%}}}", "keep it below 100%"),
         ("canary: {analysis: {errorBudget: {falsePromote: 0%}}}", "errorBudget.falsePromote is 0%; it must lie"),
         ("engine: {kind: vllm}", "spec.engine.kind: vllm is not supported yet"),
-        ("engine: {build: {builder: buildah}}", "spec.engine.build.builder: buildah is not supported yet"),
         ("traffic: {gateway: {httpRoute: r, sessionHeader: x}}", "sessionHeader: sticky sessions are not available"),
         (
             "placement: {strategy: swap}, traffic: {gateway: {httpRoute: r}}",

@@ -39,7 +39,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{/* What the schema cannot say in words. */}}
 {{- define "ddtree.check" -}}
-{{- range $key, $image := dict "image" .Values.image "builder.image" .Values.builder.image "build.baseImage" .Values.build.baseImage "build.builderImage" .Values.build.builderImage }}
+{{- range $key, $image := dict "image" .Values.image "builder.image" .Values.builder.image "build.baseImage" .Values.build.baseImage "build.builderImage" .Values.build.builderImage "build.buildahImage" .Values.build.buildahImage }}
 {{- if and $image (not (regexMatch "^[^@\\s]+@sha256:[0-9a-f]{64}$" $image)) }}
 {{- fail (printf "%s is %q: give an image by digest, repository@sha256:<64 hex digits>, because a tag can change" $key $image) }}
 {{- end }}

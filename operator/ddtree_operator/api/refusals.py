@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ddtree_operator.api import names
-from ddtree_operator.api.spec import DIGEST_REF, DURATION, GAIN, HEADER, PERCENT, SHA256, TIE_GAP, DDTreeSpec
+from ddtree_operator.api.spec import ADDRESS, DIGEST_REF, DURATION, GAIN, HEADER, PERCENT, SHA256, TIE_GAP, DDTreeSpec
 
 # What a pattern means, for people.
 PATTERN_WORDS = {
@@ -26,6 +26,7 @@ PATTERN_WORDS = {
     SHA256: "must be a SHA-256 of 64 lower-case hex digits",
     DIGEST_REF: "must be an image by digest (repository@sha256:<64 hex digits>), because a tag can change",
     HEADER: "must be the name of an HTTP header",
+    ADDRESS: "must be an address: http(s)://…, pvc://claim/folder, configmap://name or oci://repository:tag",
     TIE_GAP: "must be a gap in bf16 ulps such as 2ulp, or in log-prob such as 0.01",
 }
 
@@ -99,8 +100,6 @@ def not_yet(spec: DDTreeSpec) -> list[str]:
     found = []
     if spec.engine.kind == "vllm":
         found.append("spec.engine.kind: vllm is not supported yet; use sglang")
-    if spec.engine.build is not None and spec.engine.build.builder == "buildah":
-        found.append("spec.engine.build.builder: buildah is not supported yet; use buildkit")
     if spec.traffic.gateway is not None:
         found += _gateway(spec)
     else:

@@ -14,6 +14,7 @@ from ddtree_operator.api.names import MANAGED_FLAGS
 DURATION = r"^([0-9]+h)?([0-9]+m)?([0-9]+s)?$"
 PERCENT = r"^[0-9]+(\.[0-9]+)?%$"
 GAIN = r"^\+[0-9]+(\.[0-9]+)?%$"
+ADDRESS = r"^(https?|pvc|configmap|oci)://[^\s]+$"  # of a folder of wheels
 SHA256 = r"^[0-9a-f]{64}$"
 DIGEST_REF = r"^[^@\s]+@sha256:[0-9a-f]{64}$"
 HEADER = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
@@ -73,7 +74,9 @@ class Wheel(Model):
     """A wheel by address and content."""
 
     url: str = Field(
-        min_length=1, max_length=1000, description="http(s) address, or a file name under the operator's wheelhouse."
+        min_length=1,
+        max_length=1000,
+        description="Address (http, https, pvc, configmap, oci), or a file name under the wheelhouse.",
     )
     sha256: str = Field(pattern=SHA256, max_length=64, description="SHA-256 of the file, 64 hex digits.")
 
@@ -106,8 +109,15 @@ class BuildSpec(Model):
         default=None, pattern=DIGEST_REF, max_length=600, description="repo@sha256:… with Python and torch."
     )
     push: Push | None = Field(default=None, description="The operator's own setting when left out.")
+    wheelhouse: str | None = Field(
+        default=None,
+        pattern=ADDRESS,
+        max_length=1000,
+        description="Where bare wheel names are: http(s)://…, pvc://claim/folder, configmap://name, oci://repository:tag.",
+    )
     builder: Literal["buildkit", "buildah"] = Field(
-        default="buildkit", description="What runs the build; buildah is refused for now."
+        default="buildkit",
+        description="What runs the build: the buildkitd of the cluster, or buildah in the Job's own pod.",
     )
     timeout: Duration = Field(default="30m", description="Longest time a build may take, such as 30m.")
 

@@ -37,13 +37,16 @@ class BuildConfig:
     base_image: str = ""  # repo@sha256:…
     push_repository: str = ""  # host/path
     push_secret: str = ""  # Secret of type dockerconfigjson in the namespace of the CR
-    wheelhouse: str = ""  # http(s) folder that bare wheel file names are joined to
+    wheelhouse: str = ""  # what bare wheel file names are joined to: http(s)://…, pvc://…, configmap://…, oci://…
     insecure_registries: frozenset[str] = frozenset()  # host[:port] spoken to over plain http
     builder_address: str = ""  # tcp://host:port of buildkitd
     builder_service: str = ""  # or namespace/name of its Service, whose address the API server is asked for
     builder_server_name: str = ""  # what its certificate is made out to, where that is not the address
     builder_version: str = "0.34.2"
     builder_image: str = ""  # holds buildctl and a shell
+    buildah_image: str = ""  # holds buildah and a shell, for builds that ask for it
+    buildah_version: str = "1.28.2"
+    fetch_image: str = ""  # holds python3, to fetch wheels from volumes and artefacts: the operator's own
     builder_tls_secret: str = ""  # ca.crt, tls.crt, tls.key for mutual TLS with buildkitd
     service_account: str = ""  # of builder Jobs; needs no rights and gets no token
     cache_repository: str = ""  # host/path in a registry that the builder's cache is kept in, for new builders

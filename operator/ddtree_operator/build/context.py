@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from importlib import resources
 
 from .errors import BuildError
+from .fetching import wheels_to_fetch
 from .recipe import Recipe
 from .wheels import WheelRef, parse_wheel_name
 
@@ -24,6 +25,7 @@ LABEL_RECIPE_JSON = "ddtree.dev/recipe-json"
 LABEL_FACTS = "ddtree.dev/facts"  # JSON of files/facts.py: what is installed, what the image needs of a node
 LABEL_PACKAGES = "ddtree.dev/packages"  # JSON of files/facts.py: every package with its version
 
+WHEELHOUSE = "wheelhouse"  # name of the folder of fetched wheels in the Dockerfile
 ENGINE_STAGE = "engine"
 FACTS_STAGE = "facts"
 FACTS_PATH = "/opt/ddtree/facts.json"
@@ -56,10 +58,13 @@ def dockerfile(recipe: Recipe) -> str:
     """
     kernels = [parse_wheel_name(k.filename).name for k in recipe.kernels]
     modules = ["sglang", *(parse_wheel_name(p.filename).name.replace("-", "_") for p in recipe.plugins)]
-    mount = "RUN --network=none --mount=type=bind,source=install_wheels.py,target=/ddtree/install_wheels.py"
+    fetched = wheels_to_fetch(recipe)
+    # buildah 1.28 knows no RUN --network: its whole build runs without one.
+    run = "RUN" if recipe.builder == "buildah" else "RUN --network=none"
+    mount = f"{run} --mount=type=bind,source=install_wheels.py,target=/ddtree/install_wheels.py"
     lines = [
         "FROM scratch AS wheels",
-        *(_add(wheel) for wheel in (recipe.sglang, *recipe.kernels)),
+        *(_copy(wheel) if wheel in fetched else _add(wheel) for wheel in (recipe.sglang, *recipe.kernels)),
         "",
         f"FROM {recipe.base_image} AS {ENGINE_STAGE}",
         "USER 0:0",
@@ -68,7 +73,7 @@ def dockerfile(recipe: Recipe) -> str:
         f"{mount} --mount=type=bind,source=plugins,target=/ddtree/wheels \\",
         "    python3 -B /ddtree/install_wheels.py /ddtree/wheels",
         "COPY series /opt/ddtree/series",
-        "RUN --network=none --mount=type=bind,source=finish.py,target=/ddtree/finish.py \\",
+        f"{run} --mount=type=bind,source=finish.py,target=/ddtree/finish.py \\",
         "    --mount=type=bind,source=facts.py,target=/ddtree/facts.py \\",
         f"    python3 -B /ddtree/finish.py /opt/ddtree/series {' '.join(modules)} \\",
         f"    && python3 -B /ddtree/facts.py {FACTS_PATH} {' '.join([recipe.device, *kernels])}",
@@ -96,6 +101,8 @@ def context_files(recipe: Recipe, plugins: Mapping[str, bytes]) -> dict[str, byt
         "finish.py": _script("finish.py"),
         "facts.py": _script("facts.py"),
     }
+    if wheels_to_fetch(recipe):
+        files["fetch.py"] = _script("fetch.py")
     for plugin in recipe.plugins:
         files[f"plugins/{plugin.filename}"] = plugins[plugin.filename]
     for name, text in recipe.series:
@@ -118,6 +125,11 @@ def _script(name: str) -> bytes:
 def _add(wheel: WheelRef) -> str:
     url = wheel.url.replace("$", "%24")  # the Dockerfile would expand it
     return f"ADD --checksum=sha256:{wheel.sha256} {json.dumps([url, '/wheels/' + wheel.filename])}"
+
+
+def _copy(wheel: WheelRef) -> str:
+    """A wheel that the Job has fetched and checked already."""
+    return f"COPY --from={WHEELHOUSE} {json.dumps([wheel.filename, '/wheels/' + wheel.filename])}"
 
 
 def _quote(text: str) -> str:

@@ -34,6 +34,7 @@ PERMANENT = (
     "python3: not found",
     "python3: command not found",
     'exec: "/bin/sh"',
+    "/bin/sh: no such file",
     "exec format error",
 )
 
@@ -77,6 +78,28 @@ def _own_line(log: str) -> Failure | None:
     built = re.findall(r"ddtree-build: error: (.+)", log)
     if built:
         return Failure(_clean(built[0]), False)
+    return None
+
+
+def _fetch(log: str) -> Failure | None:
+    """What the step that fetches wheels says of what may heal."""
+    found = re.findall(r"ddtree-fetch: error: (.+)", log)
+    return Failure(_clean(found[0]), True) if found else None
+
+
+def _buildah(log: str) -> Failure | None:
+    """Pulling the base and pushing the image, in buildah's words."""
+    base = re.search(r"initializing source docker://(\S+?@sha256:[0-9a-f]{64}): ([^\n]+)", log)
+    if base:
+        image, rest = base[1], base[2]
+        if re.search(r"manifest unknown|name unknown|not found", rest):
+            return Failure(f"the base image {image} is not in its registry; correct baseImage or push it there", False)
+        return _registry(rest, image.split("/")[0], f"the base image {image}")
+    push = re.search(r'pushing image "[^"]+" to "docker://([^"]+)": ([^\n]+)', log)
+    if push:
+        return _registry(push[2], push[1].split("/")[0], f"the image {push[1]}")
+    if re.search(r"fork/exec /bin/sh: no such file|stat /bin/sh: no such file", log):
+        return Failure("the base image has no shell (/bin/sh); use one with a shell, Python and torch", False)
     return None
 
 
@@ -243,9 +266,11 @@ def _bounded(text: str, limit: int = 700) -> str:
 
 _LOOKS = (
     _own_line,
+    _fetch,
     _checksum,
     _space,
     _base_missing,
+    _buildah,
     _wheel_missing,
     _http_fetch,
     _push,

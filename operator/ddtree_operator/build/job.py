@@ -1,4 +1,4 @@
-"""Objects of one build: a ConfigMap with the context and a Job that hands it to BuildKit. Pure."""
+"""Objects of one build: a ConfigMap with the context and a Job that hands it to BuildKit, or to buildah. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 
 from ddtree_operator.api.names import LABEL_MANAGED_BY, LABEL_RECIPE, LABEL_ROLE
 
+from . import buildah
 from .config import BuildConfig
-from .context import LABEL_FACTS, LABEL_PACKAGES, SOURCE_DATE_EPOCH, context_files
+from .context import LABEL_FACTS, LABEL_PACKAGES, SOURCE_DATE_EPOCH, WHEELHOUSE, context_files
 from .errors import BuildError
 from .failure import PERMANENT
+from .fetching import FOLDER, fetch_step
 from .recipe import Recipe
 from .reference import parse_reference
 
@@ -88,7 +90,7 @@ def build_objects(
     ``owner`` is an ownerReference or None; ``plugins`` maps wheel file names to contents; ``secret`` names a Secret of
     type dockerconfigjson in ``namespace``; ``timeout`` is seconds. Raises BuildError with one sentence.
     """
-    if not config.builder_image or not config.builder_address:
+    if recipe.builder == "buildkit" and not (config.builder_image and config.builder_address):
         raise BuildError("a build needs the address of a builder and the image of its Jobs")
     files = context_files(recipe, plugins)
     keys = {f"f{i}": path for i, path in enumerate(sorted(files))}
@@ -126,62 +128,44 @@ def _job_spec(
     secret: str,
     timeout: int | None,
 ) -> dict[str, Any]:
+    context: dict[str, Any] = {"name": "context", "mountPath": "/context", "readOnly": True}
     volumes: list[dict[str, Any]] = [
         {"name": "context", "configMap": {"name": name, "items": [{"key": k, "path": p} for k, p in keys.items()]}},
-        {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"} if recipe.builder == "buildkit" else {}},
     ]
-    mounts: list[dict[str, Any]] = [
-        {"name": "context", "mountPath": "/context", "readOnly": True},
-        {"name": "tmp", "mountPath": "/tmp"},
-    ]
-    env = [
-        {"name": "BUILDER", "value": " ".join(builder_flags(config))},
-        {"name": "CACHE", "value": "--no-cache" if config.no_cache else _cache("--import-cache", config)},
-        {"name": "KEEP_CACHE", "value": _cache("--export-cache", config, "mode=max", "ignore-error=true")},
-        {"name": "OUTPUT", "value": output(recipe, repository, config)},
-        {"name": "FACTS", "value": LABEL_FACTS},
-        {"name": "PACKAGES", "value": LABEL_PACKAGES},
-        {"name": "PERMANENT", "value": "|".join(PERMANENT)},
-        {"name": "HOME", "value": "/tmp"},
-    ]
+    mounts: list[dict[str, Any]] = [context, {"name": "tmp", "mountPath": "/tmp"}]
+    credentials: dict[str, Any] | None = None
     if secret:
         item = {"key": ".dockerconfigjson", "path": "config.json"}
         volumes.append({"name": "registry", "secret": {"secretName": secret, "items": [item], "defaultMode": 0o440}})
-        mounts.append({"name": "registry", "mountPath": "/registry", "readOnly": True})
-        env.append({"name": "DOCKER_CONFIG", "value": "/registry"})
-    if config.builder_tls_secret:
-        volumes.append({"name": "tls", "secret": {"secretName": config.builder_tls_secret, "defaultMode": 0o440}})
-        mounts.append({"name": "tls", "mountPath": "/tls", "readOnly": True})
-    container = {
-        "name": CONTAINER,
-        "image": config.builder_image,
-        "command": ["/bin/sh", "-c", _SCRIPT, "build"],
-        "args": buildctl_args(recipe),
-        "env": env,
-        "volumeMounts": mounts,
-        "resources": {
-            "requests": {"cpu": "50m", "memory": "64Mi"},
-            "limits": {"cpu": "1", "memory": "512Mi"},
-        },
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "terminationMessagePolicy": "FallbackToLogsOnError",
+        credentials = {"name": "registry", "mountPath": "/registry", "readOnly": True}
+        mounts.append(credentials)
+    fetch, more_volumes, more_mounts = fetch_step(recipe, config, context, credentials)
+    volumes, mounts = volumes + more_volumes, mounts + more_mounts
+    if recipe.builder == "buildah":
+        container = buildah.container(recipe, image_reference(recipe, repository), config, credentials=credentials)
+        more_volumes, more_mounts = buildah.volumes()
+        volumes, mounts = volumes + more_volumes, mounts + more_mounts
+    else:
+        container = _buildkit(recipe, config, repository, bool(secret), bool(fetch))
+        if config.builder_tls_secret:
+            volumes.append({"name": "tls", "secret": {"secretName": config.builder_tls_secret, "defaultMode": 0o440}})
+            mounts.append({"name": "tls", "mountPath": "/tls", "readOnly": True})
+    container["env"].append({"name": "PERMANENT", "value": "|".join(PERMANENT)})
+    container |= {"name": CONTAINER, "volumeMounts": mounts, "terminationMessagePolicy": "FallbackToLogsOnError"}
+    restricted = {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
     }
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 5,  # the shell does not pass signals on; nothing is lost by ending it
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": 65532,
-            "runAsGroup": 65532,
-            "fsGroup": 65532,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": {**(restricted if recipe.builder == "buildkit" else {}), "fsGroup": 65532},
+        **({"initContainers": fetch} if fetch else {}),
         "containers": [container],
         "volumes": volumes,
     }
@@ -192,14 +176,39 @@ def _job_spec(
         "activeDeadlineSeconds": timeout or config.timeout,
         "ttlSecondsAfterFinished": 3600,
         "podFailurePolicy": {
-            "rules": [
-                {
-                    "action": "FailJob",
-                    "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [EXIT_PERMANENT]},
-                }
-            ]
+            "rules": [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [EXIT_PERMANENT]}}]
         },
         "template": {"spec": pod},
+    }
+
+
+def _buildkit(recipe: Recipe, config: BuildConfig, repository: str, secret: bool, fetched: bool) -> dict[str, Any]:
+    """The container that hands the context to buildkitd, without name and mounts."""
+    env = [
+        {"name": "BUILDER", "value": " ".join(builder_flags(config))},
+        {"name": "CACHE", "value": "--no-cache" if config.no_cache else _cache("--import-cache", config)},
+        {"name": "KEEP_CACHE", "value": _cache("--export-cache", config, "mode=max", "ignore-error=true")},
+        {"name": "OUTPUT", "value": output(recipe, repository, config)},
+        {"name": "FACTS", "value": LABEL_FACTS},
+        {"name": "PACKAGES", "value": LABEL_PACKAGES},
+        {"name": "HOME", "value": "/tmp"},
+        *([{"name": "DOCKER_CONFIG", "value": "/registry"}] if secret else []),
+    ]
+    local = [f"--opt=context:{WHEELHOUSE}=local:{WHEELHOUSE}", f"--local={WHEELHOUSE}={FOLDER}"] if fetched else []
+    return {
+        "image": config.builder_image,
+        "command": ["/bin/sh", "-c", _SCRIPT, "build"],
+        "args": [*buildctl_args(recipe), *local],
+        "env": env,
+        "resources": {
+            "requests": {"cpu": "50m", "memory": "64Mi"},
+            "limits": {"cpu": "1", "memory": "512Mi"},
+        },
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
     }
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ddtree_operator.api.spec import BuildSpec, SeriesRef
@@ -98,8 +98,6 @@ def recipe_from_spec(
     ``series`` maps file names to contents (see ``series.load_series``), ``plugins`` maps wheel file names to contents
     (see ``series.load_plugins``). Raises BuildError with one sentence: what is wrong, where, and what to do.
     """
-    if spec.builder != "buildkit":
-        raise BuildError(f"spec.engine.build.builder {spec.builder} is not supported yet; use buildkit")
     base = spec.base_image or config.base_image
     if not base:
         raise BuildError(
@@ -110,6 +108,8 @@ def recipe_from_spec(
     push_repository(spec, config)  # refuses early, before anything runs
     name = spec.series if isinstance(spec.series, str) else f"configmap/{spec.series.config_map_ref}"
     files = check_series(series, where=f"series {name}")
+    if spec.wheelhouse:
+        config = replace(config, wheelhouse=spec.wheelhouse.rstrip("/"))
     sglang = _sglang_wheel(spec, config)
     kernels = tuple(
         wheel_ref(w.url, w.sha256, wheelhouse=config.wheelhouse, where=f"spec.engine.build.kernelWheels[{i}]")
@@ -129,7 +129,7 @@ def recipe_from_spec(
         kernels=kernels,
         device=config.device,
         builder=spec.builder,
-        builder_version=config.builder_version,
+        builder_version=config.buildah_version if spec.builder == "buildah" else config.builder_version,
         platform=config.platform,
     )
 

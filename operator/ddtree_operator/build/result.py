@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .failure import diagnose
+from .fetching import CONTAINER as FETCH
 from .job import CONTAINER
 
 State = Literal["running", "done", "failed"]
@@ -83,7 +84,14 @@ def _created(pod: Mapping[str, Any]) -> str:
 
 
 def _container(pod: Mapping[str, Any]) -> Mapping[str, Any]:
-    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+    """The builder's container; the one before it, which fetches wheels, while that is not done or when it failed."""
+    status = pod.get("status") or {}
+    for first in status.get("initContainerStatuses") or []:
+        ended = (first.get("state") or {}).get("terminated")
+        if first.get("name") == FETCH and (ended is None or ended.get("exitCode") != 0):
+            found: Mapping[str, Any] = first
+            return found
+    statuses = status.get("containerStatuses") or []
     return next((s for s in statuses if s.get("name") == CONTAINER), {})
 
 

@@ -136,15 +136,18 @@ class Builds:
                     )
                 return BuildFact("failed", message=str(error))
         if digest is None:
-            builder = await self._builder()
+            builder = await self._builder(order.recipe.builder)
             if isinstance(builder, str):
                 return BuildFact("running", message=builder, obstacle="BuilderMissing")
             return BuildFact("none")
         return BuildFact("done", image=f"{order.repository}@{digest}")
 
-    async def _builder(self) -> BuildConfig | str:
+    async def _builder(self, kind: str) -> BuildConfig | str:
         """The settings with the builder's address in them; or what is missing, in one sentence."""
         config = self._config
+        if kind == "buildah":
+            told = "the operator has no image of buildah; set the chart's build.buildahImage or use builder: buildkit"
+            return config if config.buildah_image else told
         if not config.builder_image:
             return "the operator has no image for builder Jobs; set the chart's builder.image or build.builderImage"
         if not config.builder_service:
@@ -228,7 +231,7 @@ class Builds:
     async def start(self, order: Order, resource: Object, revision: Revision) -> None:
         """Create the Job, or replace one of an earlier attempt, which failed or whose image the registry has lost."""
         meta = resource["metadata"]
-        config = await self._builder()
+        config = await self._builder(order.recipe.builder)
         if isinstance(config, str):
             return  # gone since it was looked for; the next look says so
         objects = build_objects(

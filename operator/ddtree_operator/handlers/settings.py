@@ -24,6 +24,8 @@ _BUILD_TEXT = {
     "builderAddress": "builder_address",
     "builderService": "builder_service",
     "builderImage": "builder_image",
+    "buildahImage": "buildah_image",
+    "fetchImage": "fetch_image",
     "builderTlsSecret": "builder_tls_secret",
     "serviceAccount": "service_account",
     "artefacts": "artefacts",

@@ -1,7 +1,8 @@
 """One SGLang engine in a process of its own, driven by JSON lines on stdin; answers on the file descriptor given.
 
 usage: child.py FD KWARGS.json
-Commands: {"run": {"prompts": [[ids]], "params": {...}, "concurrency": n}}, {"gap": {"prompts": [[ids]]}},
+Commands: {"run": {"prompts": [[ids]], "params": {...}, "concurrency": n,
+"lengths": [tokens of each answer]}}, {"gap": {"prompts": [[ids]]}},
 {"profile": {...as run..., "folder": path}}, {"stop": {}}
 """
 
@@ -21,14 +22,13 @@ async def generate(engine: Any, order: dict[str, Any]) -> dict[str, Any]:
     """All prompts, at most ``concurrency`` at a time."""
     gate = asyncio.Semaphore(order["concurrency"])
 
-    async def one(ids: list[int]) -> dict[str, Any]:
+    async def one(ids: list[int], length: int) -> dict[str, Any]:
+        params = order["params"] | ({"max_new_tokens": length} if length else {})
         async with gate:
             if not order.get("stream"):
-                return dict(await engine.async_generate(input_ids=ids, sampling_params=order["params"]))
+                return dict(await engine.async_generate(input_ids=ids, sampling_params=params))
             seen, at, answer = 0, 0.0, {}
-            async for answer in await engine.async_generate(
-                input_ids=ids, sampling_params=order["params"], stream=True
-            ):
+            async for answer in await engine.async_generate(input_ids=ids, sampling_params=params, stream=True):
                 now, count = time.perf_counter(), answer["meta_info"]["completion_tokens"]
                 if seen and count > seen:
                     steps_seen.append((now - at) * 1000)
@@ -39,7 +39,8 @@ async def generate(engine: Any, order: dict[str, Any]) -> dict[str, Any]:
     gaps_seen: list[float] = []
     steps_seen: list[float] = []
     begin = time.perf_counter()
-    answers = await asyncio.gather(*(one(ids) for ids in order["prompts"]))
+    lengths = order.get("lengths") or [0] * len(order["prompts"])
+    answers = await asyncio.gather(*map(one, order["prompts"], lengths))
     metas = [a["meta_info"] for a in answers]
     taken = time.perf_counter() - begin
     itl = sorted(gaps_seen)

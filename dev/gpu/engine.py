@@ -38,7 +38,7 @@ COMMON: dict[str, Any] = {
 
 
 def engine_kwargs(name: str, pair: Path, extra: dict[str, Any]) -> dict[str, Any]:
-    """Engine keywords of a name: plain, chain16, chain8, tree63, tree63+nooverlap, tree63+nograph, tree15+page16, tree15+stock."""
+    """Engine keywords of a name: plain, chain16, chain8, tree63, tree63+nooverlap, tree63+nograph, tree15+page16, tree15+stock, chain16+fa3+pg, plain+tp2."""
     kind, *options = name.split("+")
     out = COMMON | extra | {"model_path": str(pair / "target")}
     if kind.startswith("chain"):
@@ -56,6 +56,11 @@ def engine_kwargs(name: str, pair: Path, extra: dict[str, Any]) -> dict[str, Any
             out |= {"disable_decode_cuda_graph": True}
         elif option.startswith("page"):
             out["page_size"] = int(option[4:])
+        elif option == "fa3":
+            out["attention_backend"] = "fa3"
+        elif option == "pg":  # CUDA graphs for prefill, as SGLang has them by default, for few sizes
+            del out["disable_prefill_cuda_graph"]
+            out["cuda_graph_bs_prefill"] = [64, 128, 256, 512, 1024]
         elif option.startswith("tp"):
             out["tp_size"] = int(option[2:])
         elif option in ("spine", "stock"):
@@ -222,6 +227,8 @@ def speed(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Na
             chosen = [prompts[(i + max(repeat, 0) * count) % len(prompts)] for i in range(count)]
             order = {"prompts": chosen, "concurrency": concurrency, "stream": True,
                      "params": {"temperature": 0, "max_new_tokens": args.tokens, "ignore_eos": True}}  # fmt: skip
+            if args.varied:  # answers of one length would end, and be followed by prefills, together
+                order["lengths"] = [rng.randint(args.tokens // 2, args.tokens * 3 // 2) for _ in chosen]
             for name in turn:
                 got = engines[name].ask("run", order)
                 if repeat >= 0:
@@ -357,6 +364,7 @@ def main() -> int:
     ask.add_argument("--parity-concurrency", type=int, default=8)
     ask.add_argument("--samples", type=int, default=512)
     ask.add_argument("--tokens", type=int, default=96)
+    ask.add_argument("--varied", action="store_true", help="speed: answers of 0.5 to 1.5 times --tokens")
     ask.add_argument("--seed", type=int, default=1)
     ask.add_argument("--pool", type=int, default=16_384)
     ask.add_argument(

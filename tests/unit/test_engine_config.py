@@ -61,7 +61,7 @@ def test_a_plain_gpu_engine_is_accepted() -> None:
     ("change", "word"),
     [
         ({"device": "npu"}, "devices"),
-        ({"attention_backend": "trtllm_mha"}, "--attention-backend triton"),
+        ({"attention_backend": "trtllm_mha"}, "--attention-backend fa3 or triton"),
         ({"decode_attention_backend": "flashmla"}, "--decode-attention-backend"),
         ({"speculative_draft_attention_backend": "fa4"}, "--speculative-draft-attention-backend"),
         ({"pp_size": 2}, "--pp-size"),

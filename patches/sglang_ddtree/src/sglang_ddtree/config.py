@@ -18,7 +18,7 @@ MAX_BLOCK = 32
 # Attention backends whose verify reads a tree mask, each proven by a test (GPU backends: tests/gpu).
 BACKENDS: Mapping[str, frozenset[str]] = {
     "cpu": frozenset({"torch_native"}),
-    "cuda": frozenset({"triton"}),
+    "cuda": frozenset({"triton", "fa3"}),
 }
 
 

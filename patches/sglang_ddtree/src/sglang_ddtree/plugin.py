@@ -158,7 +158,7 @@ def _prepare(server_args: Any, given: object | None) -> Config:
     if _has_field():
         fields[FIELD] = config.budget
     if not cfg.attention_backend and str(cfg.device or "").split(":")[0] != "cpu":
-        # SGLang would choose fa3 for a chain, whose tree mask is off
+        # SGLang would choose fa3 on Hopper; what is chosen for a user runs on every card
         fields["attention_backend"] = "triton"
     declare_resolution(server_args, "sglang_ddtree", **fields)
     return config

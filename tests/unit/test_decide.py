@@ -214,6 +214,25 @@ def test_the_progress_deadline_ends_a_rollout_that_cannot_start() -> None:
     assert "no progress for 5m" in world.status["message"]
 
 
+def test_an_engine_that_goes_in_a_long_pause_has_the_whole_deadline_to_come_back() -> None:
+    world = stable(rollback={"progressDeadline": "5m"})
+    serving = next(iter(world.sets))
+    world.edit(canary={"steps": [{"pause": {"duration": "2h"}}, {"analysis": {}}]}).retuned(15).until("Paused")
+    world.tick(3600)
+    canary = next(run for name, run in world.sets.items() if name != serving)
+    canary.since = world.now + 240 - world.start_seconds  # its node went: ready again in four minutes
+    world.tick(1)
+    assert world.status["phase"] == "Starting"
+    world.until("Paused", seconds=30)
+    world.tick(600)
+    canary.since = world.now + 3600
+    gone = world.now
+    world.tick(1)
+    world.until("RolledBack", seconds=30)
+    assert 300 < world.now - gone < 400
+    assert "no progress for 5m" in world.status["message"]
+
+
 def test_a_missing_reference_is_named_and_heals() -> None:
     world = stable()
     world.problems = (Problem("PromptsMissing", "ConfigMap prompts does not exist in namespace llm; create it"),)

@@ -55,6 +55,7 @@ class Progress:
     asked: bool = False  # a person was asked whether to go on without a way back
     held: bool = False  # paused by a person or by an inconclusive analysis
     note: str = ""  # why it is held, or what it waits for
+    short: bool = False  # engines are missing; since when they are, `since` counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,8 +255,14 @@ def _started(r: Round, revision: Revision, canary: EngineSet, baseline: EngineSe
         )
         if len(engines.ready) < need
     ]
+    progress = revision.progress
+    assert progress is not None
     if not short:
-        return True
+        if progress.short:
+            r.save(revision, progress=replace(progress, short=False))
+        return not progress.short
+    if not progress.short:  # engines that went, in a long pause say, have the whole deadline to come back
+        revision = r.save(revision, progress=replace(progress, short=True, since=r.now))
     r.report.phase = "Starting"
     found = [obstacle(engines) for _, engines, _ in short]
     first = found[0]

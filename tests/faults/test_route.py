@@ -247,7 +247,7 @@ def test_without_gateway_in_the_spec_the_route_is_given_back(monkeypatch: pytest
     judge(sim)
 
 
-def test_a_route_that_nobody_accepts_stops_the_canary_and_the_deadline_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_route_that_nobody_accepts_holds_the_canary_until_it_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     sim = with_route(monkeypatch)
     run(sim.until("Stable"))
     sim.accepts = False
@@ -258,6 +258,20 @@ def test_a_route_that_nobody_accepts_stops_the_canary_and_the_deadline_ends_it(m
     sim.accepts = True
     run(sim.until("Stable"))
     run(sim.run(60))
+    judge(sim)
+
+
+def test_a_route_that_nobody_ever_accepts_ends_the_canary_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = with_route(monkeypatch)
+    run(sim.until("Stable"))
+    serving, sim.accepts = sim.serves(), False
+    sim.edit(canary={"steps": [{"weight": 10}, {"analysis": {}}]}, rollback={"progressDeadline": "5m"})
+    sim.retuned(15)
+    run(sim.until("RolledBack", limit=900))
+    assert "no progress for 5m" in sim.status["message"]
+    sim.accepts = True
+    run(sim.run(120))
+    assert sim.serves() == serving
     judge(sim)
 
 

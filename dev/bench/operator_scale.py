@@ -287,6 +287,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="ddtree-bench-") as folder:
         try:
             rows, raw = measure(count, rest, env, Path(folder))
+        except KeyboardInterrupt:
+            raise SystemExit("stopped; nothing is written") from None
         finally:
             log = Path(folder, "operator.log")
             if log.exists() and (text := log.read_text(errors="replace").strip()):

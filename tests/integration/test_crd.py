@@ -68,7 +68,8 @@ def test_examples_are_accepted_and_filled_with_the_models_defaults(api: Api, pat
         ("canary: {steps: [{weight: 0}]}", "canary.steps has no analysis step; add {analysis: {}}"),
         (
             "canary: {steps: [{weight: 0, pause: {}}, {analysis: {}}]}",
-            "a step has exactly one of weight, pause, analysis; this one has weight and pause",
+            "a step has exactly one of weight, pause, analysis, canaryReplicas, headerRoute; this one has weight "
+            "and pause",
         ),
         ("canary: {steps: [{}, {analysis: {}}]}", "this one has none"),
         ("canary: {analysis: {onInconclusive: promote}}", "onInconclusive: promote needs onInconclusiveReason"),

@@ -101,9 +101,19 @@ CEL: dict[type[BaseModel], list[dict[str, str]]] = {
         {
             "rule": "has(self.min) || has(self.max)",
             "message": "neither min nor max is set, so nothing can pass; set one of them",
-        }
+        },
+        {
+            "rule": "!has(self.min) || !has(self.max) || self.min <= self.max",
+            "message": "min is above max, so nothing can pass",
+        },
     ],
     AnalysisSpec: [
+        {
+            "rule": "!has(self.prometheus) || "
+            "self.prometheus.all(one, self.prometheus.exists_one(other, other.name == one.name))",
+            "message": "prometheus has two checks of one name; rename one of them",
+            "fieldPath": ".prometheus",
+        },
         {
             "rule": "!has(self.deadline) || self.deadline.matches('[1-9]')",
             "message": "deadline leaves no time for a pair; write a time such as 30m",

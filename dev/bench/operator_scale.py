@@ -1,21 +1,21 @@
 """The operator with many resources: how fast it acts, what it holds, what it writes at rest, how fast it comes back.
 
-usage: operator_scale.py OUT_FOLDER COUNT [REST_SECONDS]      adds its rows to operator.json
+usage: operator_scale.py [--rest SECONDS] [--changes N] OUT_FOLDER COUNT      adds its rows to operator.json
 
 Real: etcd, kube-apiserver, kube-controller-manager, scheduler, the operator's process with its own client. Not
 real: the nodes (kwok), so that engines are pods which nothing runs. The resources are paused, since an analysis
 needs engines that answer: what is measured is a spec change up to the operator's first write for it (the new
-revision's ControllerRevision), as the benchmark's own watch of the API server sees it.
+revision's ControllerRevision), as a watch of the API server by kubectl sees it.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import random
 import re
-import shlex
 import socket
 import statistics
 import subprocess
@@ -28,27 +28,22 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from kubernetes import client, config, watch
+from kubernetes import client, config
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "dev" / "cluster"))
+from ddcluster import using  # noqa: E402
+
 NAMESPACE, GROUP, PLURAL, PRODUCT = "bench", "ddtree.dev", "ddtreedeployments", "NVIDIA-H100-80GB-HBM3"
 SEED = 7
-CHANGES = 100  # one after the other
-PACE = 0.2  # seconds between them
-QUIET = 45.0  # seconds without a write, more than a resync, after which the resources count as at rest
+PACE = 0.2  # seconds between two changes
+TELL = 10.0  # seconds between two words on how far a stage is
 IMAGE = "registry.example/engine@sha256:" + "1" * 64
 
 
-def environment() -> dict[str, str]:
-    """The cluster's, brought up when it is not."""
-    env = os.environ | {"DDTREE_CLUSTER": os.environ.get("DDTREE_CLUSTER", "bench")}
-    tool = str(ROOT / "dev/cluster/cluster")
-    subprocess.run([tool, "up"], env=env, check=True, stdout=subprocess.DEVNULL)
-    told = subprocess.run([tool, "env"], env=env, check=True, capture_output=True, text=True).stdout
-    for line in told.splitlines():
-        name, _, value = line.removeprefix("export ").partition("=")
-        env[name] = shlex.split(value)[0] if value else ""
-    return env
+def say(text: str) -> None:
+    """One line on how far it is."""
+    print(f"· {text}", file=sys.stderr, flush=True)
 
 
 def resource(crd: dict[str, Any], number: int) -> dict[str, Any]:
@@ -70,30 +65,36 @@ def resource(crd: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 class Revisions:
-    """Every ControllerRevision of the namespace, with the moment this process heard of it."""
+    """Every ControllerRevision of the namespace, with the moment a watch told of it."""
 
-    def __init__(self, api: client.AppsV1Api) -> None:
-        self._api = api
+    def __init__(self, kubectl: list[str], env: dict[str, str]) -> None:
+        self._command = [*kubectl, "get", "controllerrevisions", "-n", NAMESPACE, "--watch", "-o", "name"]
+        self._env = env
         self.seen: dict[str, list[float]] = {}  # resource -> moments
-        self._stop = False
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
+        self._ends = False
+        self._process: subprocess.Popen[str] | None = None
+        threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         known: set[str] = set()
-        while not self._stop:
-            try:
-                stream = watch.Watch().stream(
-                    self._api.list_namespaced_controller_revision, NAMESPACE, timeout_seconds=300
-                )
-                for event in stream:
-                    name = event["object"].metadata.name
-                    if event["type"] == "ADDED" and name not in known:
-                        known.add(name)
-                        self.seen.setdefault(name.rsplit("-", 1)[0], []).append(time.monotonic())
-            except Exception as error:
-                print(f"watch of the benchmark begins anew: {error}", file=sys.stderr)
+        while not self._ends:
+            self._process = subprocess.Popen(self._command, env=self._env, stdout=subprocess.PIPE, text=True)
+            assert self._process.stdout is not None
+            for line in self._process.stdout:
+                name = line.strip().rsplit("/", 1)[-1]
+                if name not in known:
+                    known.add(name)
+                    self.seen.setdefault(name.rsplit("-", 1)[0], []).append(time.monotonic())
+            self._process.wait()
+            if not self._ends:
+                say("the benchmark's watch ended and begins anew")
                 time.sleep(0.5)
+
+    def close(self) -> None:
+        """End the watch."""
+        self._ends = True
+        if self._process is not None:
+            self._process.terminate()
 
     def count(self, name: str) -> int:
         """Revisions of a resource so far."""
@@ -101,11 +102,15 @@ class Revisions:
 
     def wait(self, wanted: dict[str, int], limit: float) -> float:
         """Seconds until every resource has so many. Raises SystemExit after ``limit``."""
-        began = time.monotonic()
+        began = told = time.monotonic()
         while missing := [name for name, count in wanted.items() if self.count(name) < count]:
-            if time.monotonic() - began > limit:
+            now = time.monotonic()
+            if now - began > limit:
                 raise SystemExit(f"{len(missing)} resources have no new revision after {limit:.0f} s: {missing[:3]}")
-            time.sleep(0.05)
+            if now - told > TELL:
+                told = now
+                say(f"{now - began:.0f} s: {len(missing)} resources still wait for a revision")
+            time.sleep(0.02)
         return max(self.seen[name][count - 1] for name, count in wanted.items()) - began
 
 
@@ -130,33 +135,65 @@ class Operator:
             )  # fmt: skip
 
     def stop(self) -> None:
-        """End it in order."""
-        assert self.process is not None
-        self.process.terminate()
-        self.process.wait(60)
+        """End it in order, if it runs."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(60)
 
-    def writes(self) -> dict[str, int]:
-        """API writes it has counted, by verb and resource, Events included."""
+    def _metrics(self) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=30) as answer:
-            text = answer.read().decode()
-        lines = re.findall(r"^ddtree_operator_api_requests_total\{([^}]*)\} (\S+)$", text, re.M)
-        assert lines, "the operator counts no requests"
+            text: str = answer.read().decode()
+        return text
+
+    def requests(self) -> dict[str, int]:
+        """Requests that the API server answered, by verb and resource, Events included."""
+        lines = re.findall(r"^ddtree_operator_api_requests_total\{([^}]*)\} (\S+)$", self._metrics(), re.M)
         found: dict[str, int] = {}
         for labels, number in lines:
-            verb, resource = (re.findall(rf'{key}="([^"]*)"', labels)[0] for key in ("verb", "resource"))
-            if verb not in {"get", "list", "watch"}:
-                found[f"{verb} {resource}"] = found.get(f"{verb} {resource}", 0) + round(float(number))
+            key = " ".join(re.findall(rf'{label}="([^"]*)"', labels)[0] for label in ("verb", "resource"))
+            found[key] = found.get(key, 0) + round(float(number))
         return found
+
+    def writes(self) -> dict[str, int]:
+        """Those of them that write."""
+        found = self.requests()
+        assert found, "the operator counts no requests"
+        return {key: n for key, n in found.items() if key.split()[0] not in {"get", "list", "watch"}}
+
+    def effort(self) -> dict[str, float]:
+        """Since the process began: looks, their mean time, mean time in line, requests, CPU seconds."""
+        text = self._metrics()
+
+        def of(name: str) -> tuple[float, float]:
+            count, total = (
+                float(re.findall(rf"^ddtree_operator_{name}_seconds_{part} (\S+)$", text, re.M)[0])
+                for part in ("count", "sum")
+            )
+            return count, total / max(count, 1)
+
+        looks, look = of("reconcile_duration")
+        requests = self.requests()
+        return {
+            "looks": looks,
+            "secondsALook": round(look, 4),
+            "secondsInLine": round(of("queue_wait")[1], 4),
+            "cpuSeconds": round(self.cpu(), 1),
+            **{key: float(n) for key, n in sorted(requests.items())},
+        }
 
     def quiet(self, seconds: float, limit: float) -> None:
         """Wait until nothing was written for so long: engines of replaced revisions leave after their drain."""
-        end, last, since = time.monotonic() + limit, self.writes(), time.monotonic()
-        while time.monotonic() - since < seconds:
-            if time.monotonic() > end:
+        began, last, since = time.monotonic(), self.writes(), time.monotonic()
+        told = began
+        while (now := time.monotonic()) - since < seconds:
+            if now - began > limit:
                 raise SystemExit(f"the operator still writes after {limit:.0f} s: {last}")
             time.sleep(1)
-            if (now := self.writes()) != last:
-                last, since = now, time.monotonic()
+            if (new := self.writes()) != last:
+                last, since = new, time.monotonic()
+            if now - told > TELL:
+                told = now
+                say(f"{now - began:.0f} s: nothing was written for {now - since:.0f} s")
 
     def memory(self) -> tuple[float, float]:
         """Resident MiB now, and the most so far."""
@@ -186,114 +223,132 @@ def phases(api: client.CustomObjectsApi, version: str) -> dict[str, int]:
     return found
 
 
-def measure(count: int, rest: float, env: dict[str, str], folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """All of it, for one number of resources."""
-    kubectl = [str(ROOT / "dev/cluster/cluster"), "kubectl"]
-    crd_file = ROOT / "charts/ddtree-operator/crds/ddtreedeployments.yaml"
-    crd = yaml.safe_load(crd_file.read_text())
-    version = crd["spec"]["versions"][0]["name"]
+class Rows:
+    """What was measured, said as it comes."""
 
-    def apply(objects: list[dict[str, Any]]) -> None:
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, what: str, value: float, unit: str, goal: float | None = None) -> None:
+        """One more; with a goal, whether it is met."""
+        ok = None if goal is None else value <= goal if unit == "writes" else value < goal
+        full = f"{self._count} resources: {what}"
+        self.rows.append({"what": full, "value": round(value, 3), "unit": unit, "goal": goal, "ok": ok})
+        said = "" if goal is None else f"   goal {goal:g}   {'ok' if ok else 'MISSED'}"
+        print(f"{full:<92} {value:>9.2f} {unit}{said}", flush=True)
+
+
+class Bench:
+    """One number of resources in a cluster that has none yet."""
+
+    def __init__(self, count: int, env: dict[str, str]) -> None:
+        self.count, self._env = count, env
+        self.names = [f"r{i:04}" for i in range(count)]
+        self._kubectl = [str(ROOT / "dev/cluster/cluster"), "kubectl"]
+        self._crd = yaml.safe_load((ROOT / "charts/ddtree-operator/crds/ddtreedeployments.yaml").read_text())
+        self._version = self._crd["spec"]["versions"][0]["name"]
+        self._apply([self._crd, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}])
+        wait = [*self._kubectl, "wait", "--for=condition=Established", f"crd/{PLURAL}.{GROUP}"]
+        subprocess.run(wait, env=env, check=True, stdout=subprocess.DEVNULL)
+        # Two engines at rest, two more while a revision replaces another; and two nodes that stay free.
+        nodes = str(-(-count * 4 // 8) + 2)
+        subprocess.run([self._kubectl[0], "fake-nodes", nodes, PRODUCT, "8"], env=env, check=True)
+        config.load_kube_config(env["KUBECONFIG"])
+        self._custom = client.CustomObjectsApi()
+        self.revisions = Revisions(self._kubectl, env)
+
+    def _apply(self, objects: list[dict[str, Any]]) -> None:
+        command = [*self._kubectl, "apply", "--server-side", "-f", "-"]
         text = yaml.safe_dump_all(objects)
-        done = subprocess.run([*kubectl, "apply", "--server-side", "-f", "-"], env=env, input=text, text=True,
-                              capture_output=True)  # fmt: skip
+        done = subprocess.run(command, env=self._env, input=text, text=True, capture_output=True)
         if done.returncode:
             raise SystemExit(done.stderr[-800:])
 
-    apply([crd, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}])
-    subprocess.run([*kubectl, "wait", "--for=condition=Established", f"crd/{PLURAL}.{GROUP}"], env=env, check=True,
-                   stdout=subprocess.DEVNULL)  # fmt: skip
-    nodes = str(-(-count * 4 // 8) + 2)
-    subprocess.run([kubectl[0], "fake-nodes", nodes, PRODUCT, "8"], env=env, check=True)
-    config.load_kube_config(env["KUBECONFIG"])
-    custom, revisions = client.CustomObjectsApi(), Revisions(client.AppsV1Api())
-    operator = Operator(env, folder)
-    operator.start()
-    names = [f"r{i:04}" for i in range(count)]
-    rows: list[dict[str, Any]] = []
-    raw: dict[str, Any] = {}
+    def make(self) -> None:
+        """All resources."""
+        for start in range(0, self.count, 100):
+            self._apply([resource(self._crd, i) for i in range(start, min(start + 100, self.count))])
 
-    def row(what: str, value: float, unit: str, goal: float | None = None) -> None:
-        ok = None if goal is None else value <= goal if unit == "writes" else value < goal
-        rows.append(
-            {"what": f"{count} resources: {what}", "value": round(value, 3), "unit": unit, "goal": goal, "ok": ok}
-        )
-        said = "" if goal is None else f"   goal {goal:g}   {'ok' if ok else 'MISSED'}"
-        print(f"{name:<78} {value:>9.2f} {unit}{said}", flush=True)
-
-    def change(name: str, budget: int) -> None:
+    def change(self, name: str, budget: int) -> None:
+        """A new spec for one of them."""
         body = {"spec": {"engine": {"speculative": {"budget": budget}}}}
-        custom.patch_namespaced_custom_object(GROUP, version, NAMESPACE, PLURAL, name, body)
+        self._custom.patch_namespaced_custom_object(GROUP, self._version, NAMESPACE, PLURAL, name, body)
 
-    def settle(limit: float) -> float:
-        began = time.monotonic()
-        while (found := phases(custom, version)) != {"Paused": count}:
-            if time.monotonic() - began > limit:
+    def settle(self, limit: float) -> None:
+        """Wait until all are in their pause. Raises SystemExit after ``limit`` seconds."""
+        began = told = time.monotonic()
+        while (found := phases(self._custom, self._version)) != {"Paused": self.count}:
+            now = time.monotonic()
+            if now - began > limit:
                 raise SystemExit(f"not at rest after {limit:.0f} s: {found}")
+            if now - told > TELL:
+                told = now
+                say(f"{now - began:.0f} s: {', '.join(f'{n} {phase}' for phase, n in sorted(found.items()))}")
             time.sleep(1)
-        return time.monotonic() - began
 
-    try:
+    def measure(self, operator: Operator, rest: float, changes: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Rows, and what they were computed from."""
+        count, revisions, rows = self.count, self.revisions, Rows(self.count)
+        raw: dict[str, Any] = {"effort": {}}
+        say(f"{count} resources are made")
         began = time.monotonic()
-        for start in range(0, count, 100):
-            apply([resource(crd, i) for i in range(start, min(start + 100, count))])
-        revisions.wait(dict.fromkeys(names, 1), 600)
-        row("made at once, until each has its revision", time.monotonic() - began, "s")
-        settle(900)
-        row("the same, until all are at rest", time.monotonic() - began, "s")
-        rng, delays = random.Random(SEED), []
-        for name in rng.sample(names, min(CHANGES, count)):
-            before, at = revisions.count(name), time.monotonic()
-            change(name, 15)
-            revisions.wait({name: before + 1}, 120)
-            delays.append(revisions.seen[name][before] - at)
-            time.sleep(PACE)
+        operator.start()
+        self.make()
+        revisions.wait(dict.fromkeys(self.names, 1), 600)
+        rows.add("made at once, until each has its revision", time.monotonic() - began, "s")
+        self.settle(900)
+        rows.add("the same, until all are at rest", time.monotonic() - began, "s")
+        raw["effort"]["until all are at rest"] = operator.effort()
+        say(f"{changes} specs are changed, one after the other")
+        delays = self._delays(changes)
         raw["delays"] = [round(d, 4) for d in delays]
-        row("spec change to first write, median", statistics.median(delays), "s")
-        row("spec change to first write, p99", quantile(delays, 0.99), "s", 2.0 if count <= 200 else 10.0)
-        settle(900)
-        operator.quiet(QUIET, 900)
+        rows.add("spec change to first write, median", statistics.median(delays), "s")
+        goal = 2.0 if count <= 200 else 10.0
+        rows.add("spec change to first write, p99", quantile(delays, 0.99), "s", goal)
+        raw["effort"]["and after the changes"] = operator.effort()
+        self.settle(900)
+        say("waiting for replaced engines to leave")
+        operator.quiet(max(45.0, count / 10 * 1.5), 900)  # longer than between two looks at a resource at rest
         before, cpu, at = operator.writes(), operator.cpu(), time.monotonic()
-        time.sleep(rest)
+        while (left := rest - (time.monotonic() - at)) > 0:
+            say(f"at rest, {left:.0f} s to go")
+            time.sleep(min(60.0, left))
         more = {key: n - before.get(key, 0) for key, n in operator.writes().items() if n != before.get(key, 0)}
-        raw["writes_at_rest"] = more
-        row(f"at rest for {rest:.0f} s: writes", sum(more.values()), "writes", 0)
-        row("at rest: share of a core", (operator.cpu() - cpu) / (time.monotonic() - at), "cores")
+        raw["writesAtRest"] = more
+        rows.add(f"at rest for {rest:.0f} s: writes", sum(more.values()), "writes", 0)
+        rows.add("at rest: share of a core", (operator.cpu() - cpu) / (time.monotonic() - at), "cores")
+        now, first = operator.memory()
         operator.stop()
-        wanted = {name: revisions.count(name) + 1 for name in names}
-        for name in names:
-            change(name, 31)
+        say("the operator is down; all specs change")
+        wanted = {name: revisions.count(name) + 1 for name in self.names}
+        for name in self.names:
+            self.change(name, 31)
         at = time.monotonic()
         operator.start()
         revisions.wait(wanted, 600)
-        row("started anew, all specs changed meanwhile: until the last first write", time.monotonic() - at, "s",
-            30.0 if count <= 200 else None)  # fmt: skip
-        now, peak = operator.memory()
-        row("resident memory, most", peak, "MiB", 400.0)
-        raw["memory_now"] = round(now, 1)
-    finally:
-        operator.stop()
-    return rows, raw
+        goal_restart = 30.0 if count <= 200 else None
+        what = "started anew, all specs changed meanwhile: until the last first write"
+        rows.add(what, time.monotonic() - at, "s", goal_restart)
+        raw["effort"]["started anew, until the last first write"] = operator.effort()
+        rows.add("resident memory, most", max(first, operator.memory()[1]), "MiB", 400.0)
+        raw["memoryAtRest"] = round(now, 1)
+        return rows.rows, raw
+
+    def _delays(self, changes: int) -> list[float]:
+        """Seconds from a spec change to the operator's first write for it."""
+        found = []
+        for name in random.Random(SEED).sample(self.names, min(changes, self.count)):
+            before, at = self.revisions.count(name), time.monotonic()
+            self.change(name, 15)
+            self.revisions.wait({name: before + 1}, 120)
+            found.append(self.revisions.seen[name][before] - at)
+            time.sleep(PACE)
+        return found
 
 
-def main() -> int:
-    """Command line."""
-    if len(sys.argv) < 3:
-        print((__doc__ or "").strip(), file=sys.stderr)
-        return 2
-    out, count = Path(sys.argv[1]), int(sys.argv[2])
-    rest = float(sys.argv[3]) if len(sys.argv) > 3 else 600.0
-    env = environment()
-    with tempfile.TemporaryDirectory(prefix="ddtree-bench-") as folder:
-        try:
-            rows, raw = measure(count, rest, env, Path(folder))
-        except KeyboardInterrupt:
-            raise SystemExit("stopped; nothing is written") from None
-        finally:
-            log = Path(folder, "operator.log")
-            if log.exists() and (text := log.read_text(errors="replace").strip()):
-                print(f"the operator's log ends:\n{text[-1500:]}", file=sys.stderr)
-    path = out / "operator.json"
+def write(path: Path, count: int, rows: list[dict[str, Any]], raw: dict[str, Any]) -> None:
+    """Put them in the place of earlier ones for as many resources."""
     old = json.loads(path.read_text()) if path.exists() else {"rows": [], "raw": {}}
     kept = [r for r in old["rows"] if not r["what"].startswith(f"{count} resources:")]
     record = {
@@ -305,6 +360,32 @@ def main() -> int:
         "raw": old["raw"] | {str(count): raw},
     }
     path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="The operator with many resources on kwok nodes.")
+    parser.add_argument("out", type=Path, help="folder of operator.json")
+    parser.add_argument("count", type=int, help="resources")
+    parser.add_argument("--rest", type=float, default=600.0, help="seconds at rest in which writes are counted")
+    parser.add_argument("--changes", type=int, default=100, help="spec changes that are timed")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    env = using.environment("bench")
+    with tempfile.TemporaryDirectory(prefix="ddtree-bench-") as folder:
+        bench = Bench(args.count, env)
+        operator = Operator(env, Path(folder))
+        try:
+            rows, raw = bench.measure(operator, args.rest, args.changes)
+        except KeyboardInterrupt:
+            raise SystemExit("stopped; nothing is written") from None
+        finally:
+            operator.stop()
+            bench.revisions.close()
+            log = Path(folder, "operator.log")
+            if log.exists() and (text := log.read_text(errors="replace").strip()):
+                print(f"the operator's log ends:\n{text[-1500:]}", file=sys.stderr)
+    write(args.out / "operator.json", args.count, rows, raw)
     return 0 if all(r["ok"] is not False for r in rows) else 1
 
 

@@ -187,7 +187,7 @@ class Sim:
                 conditions = [{"type": "Ready", "status": ready}]
                 wanted[name] = {"metadata": meta, "status": {"podIP": "10.0.0.1", "conditions": conditions}}
         for pod in self.of("pods"):
-            if pod["metadata"]["name"] not in wanted:
+            if pod["metadata"]["namespace"] == NS and pod["metadata"]["name"] not in wanted:
                 self.server.remove(("pods", NS, pod["metadata"]["name"]))
         for pod in wanted.values():
             live = self.server.objects.get(("pods", NS, pod["metadata"]["name"]))

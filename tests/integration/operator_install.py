@@ -6,14 +6,18 @@ import hashlib
 import json
 import os
 import re
-import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from integration.ddt_api import ROOT
+
+sys.path.insert(0, str(ROOT / "dev" / "cluster"))
+from ddcluster import using
+
 from integration.operator_cluster import (
     ALERTS_IP,
     ALERTS_TOKEN,
@@ -38,13 +42,7 @@ def cluster_env() -> dict[str, str]:
     """Environment for the cluster's tools: $KUBECONFIG's cluster, else the dev cluster, started when it is not up."""
     env = dict(os.environ)
     if "KUBECONFIG" not in env:
-        env["DDTREE_CLUSTER"] = env.get("DDTREE_CLUSTER", "it")
-        tool = str(ROOT / "dev/cluster/cluster")
-        subprocess.run([tool, "up"], env=env, check=True, stdout=subprocess.DEVNULL)
-        told = subprocess.run([tool, "env"], env=env, check=True, capture_output=True, text=True).stdout
-        for line in told.splitlines():
-            name, _, value = line.removeprefix("export ").partition("=")
-            env[name] = shlex.split(value)[0] if value else ""
+        env = using.environment("it")
     assert env.get("DDTREE_REGISTRY"), (
         "with KUBECONFIG, DDTREE_REGISTRY has to name a registry that the nodes pull from"
     )

@@ -1,4 +1,4 @@
-"""Pods of others count, once each, and the list is not read at every look."""
+"""Pods of others count, once each, and the lists are not read at every look."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ddtree_operator.handlers import neighbours as module
-from ddtree_operator.handlers.kube import Kind
+from ddtree_operator.handlers import shared
+from ddtree_operator.handlers.kube import NODE, Kind
 from ddtree_operator.handlers.neighbours import Neighbours
-from unit.test_placement_match import pod
+from unit.test_placement_match import node, pod
 
 pytestmark = [pytest.mark.unit, pytest.mark.asyncio]
 
@@ -24,22 +24,29 @@ class Kube:
         self.asked: list[str] = []
 
     async def list(self, kind: Kind, namespace: str = "") -> list[dict[str, Any]]:
-        self.asked.append(namespace)
-        found = [of("llm", "m"), of("llm", "n"), of("llm", "", 0), of("other", "m")]
+        self.asked.append(f"{kind.plural} {namespace}".strip())
+        if kind == NODE:
+            return [node("a"), node("b")]
+        found = [of("llm", "m"), of("llm", "n", 2), of("llm", ""), of("llm", "", 0), of("other", "m")]
         return [p for p in found if namespace in ("", p["metadata"]["namespace"])]
+
+
+async def used(neighbours: Neighbours, name: str, own: list[dict[str, Any]]) -> dict[str, int]:
+    found = await neighbours.inventory("llm", name, own)
+    return {fact.name: taken for fact, taken, _ in found.nodes}
 
 
 async def test_what_is_seen_and_how_often(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(shared.time, "monotonic", lambda: clock[0])
     kube = Kube()
     watched = Neighbours(kube, ("llm",), everywhere=False)  # type: ignore[arg-type]
-    assert [p["metadata"]["name"] for p in await watched.of("llm", "m")] == ["n-0"]
-    await watched.of("llm", "n")
-    assert kube.asked == ["llm"]
-    clock[0] += module.FRESH
-    await watched.of("llm", "n")
-    assert kube.asked == ["llm", "llm"]
+    assert await used(watched, "m", []) == {"a": 3, "b": 0}  # its own pod has gone since
+    assert await used(watched, "m", [of("llm", "m"), pod("b", 4)]) == {"a": 4, "b": 4}
+    assert await used(watched, "n", [of("llm", "n", 2)]) == {"a": 4, "b": 0}
+    assert kube.asked == ["nodes", "pods llm"]
+    clock[0] += shared.FRESH
+    await used(watched, "n", [])
+    assert kube.asked == ["nodes", "pods llm"] * 2
     everywhere = Neighbours(kube, ("llm",), everywhere=True)  # type: ignore[arg-type]
-    seen = {(p["metadata"]["namespace"], p["metadata"]["name"]) for p in await everywhere.of("llm", "m")}
-    assert seen == {("llm", "n-0"), ("other", "m-0")}
+    assert await used(everywhere, "m", [of("llm", "m")]) == {"a": 5, "b": 0}

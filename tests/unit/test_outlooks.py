@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from ddtree_operator.analysis.pace import Pace
@@ -35,15 +37,16 @@ async def test_it_is_worked_out_once_for_each_spec_and_pace(monkeypatch: pytest.
     work_out = outlooks._work_out
     monkeypatch.setattr(outlooks, "_work_out", lambda *a: asked.append(a) or work_out(*a))
     kept, spec = Outlooks(), AnalysisSpec()
-    for _ in range(3):
-        said, problem = await kept.of(("ns", "m"), spec, None, "")
+    for said, _ in await asyncio.gather(*(kept.of(spec, None, "") for _ in range(3))):
+        assert "telling no change from a loss of 3.0%" in said
+    said, problem = await kept.of(spec, None, "")
     assert (len(asked), problem) == (1, None)
     assert "telling no change from a loss of 3.0%" in said
-    said, problem = await kept.of(("ns", "m"), spec.model_copy(update={"deadline": "15s"}), PACE, "measured")
+    said, problem = await kept.of(spec.model_copy(update={"deadline": "15s"}), PACE, "measured")
     assert said == ""
     assert problem is not None
     assert (problem.reason, "15s is too short" in problem.message) == ("Undecidable", True)
-    _, problem = await kept.of(("ns", "m"), AnalysisSpec(acceptLength={"nonInferiority": "100%"}), None, "")
+    _, problem = await kept.of(AnalysisSpec(acceptLength={"nonInferiority": "100%"}), None, "")
     assert problem is not None
     assert problem.message.startswith("spec.canary.analysis: acceptLength.nonInferiority: 100% would let")
     assert len(asked) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ddtree_operator.api.names import LABEL_DEPLOYMENT, LABEL_POOL
@@ -144,10 +145,12 @@ def status(
     progressing = "True" if rolling_now and not rep.obstacle else "False"
     told = rolling_now or rep.phase == "Degraded"
     verdict = rep.verdict if rep.verdict[0] != "Unknown" else _kept_verdict(wanted) or rep.verdict
+    pinned = _pinned(wanted)
+    stands = _table_stands(r, wanted, old, pinned)
     conditions = [
         valid,
         condition("Built", *(_kept_build(wanted) or rep.built)),
-        condition("Placed", *rep.placed),
+        condition("Placed", *(_as_before(rep.placed, old) if stands else rep.placed)),
         condition(
             "Ready",
             "True" if ready and ready >= r.spec.replicas else "False",
@@ -200,18 +203,46 @@ def status(
     ]
     if blocked:
         out["blocked"] = blocked
-    if r.seen.placement is not None:
+    if r.seen.placement is not None and not stands:
         out["nodes"] = list(r.seen.placement.nodes)[:NODES]
     elif old.get("nodes"):
         out["nodes"] = old["nodes"]  # looked at while a revision is placed
-    if wanted.pins:
-        pins = ((k, ",".join(v[:NODES]) if isinstance(v, list) else v) for k, v in sorted(wanted.pins.items()))
-        out["pinned"] = [f"{k}={v}" for k, v in pins]
+    if pinned:
+        out["pinned"] = pinned
     if wanted.handled:
         request = r.seen.request
         who = {"verb": str(request.verb), "by": request.by} if request and request.id == wanted.handled else {}
         out["lastAction"] = {"id": wanted.handled, "result": wanted.handled_note, **who}
     return out
+
+
+def _pinned(rev: Revision) -> list[str]:
+    pins = ((k, ",".join(v[:NODES]) if isinstance(v, list) else v) for k, v in sorted(rev.pins.items()))
+    return [f"{k}={v}" for k, v in pins]
+
+
+def _table_stands(r: Round, wanted: Revision, old: dict[str, Any], pinned: list[str]) -> bool:
+    """Whether the node table that was written stays: each pod that comes or goes anywhere changes the free GPUs, and
+    while a revision has room nobody acts on them. It is written anew while the revision lacks room, for another
+    revision, for other pins, and, until there are engines, when another set of nodes fits.
+    """
+    place, before = r.seen.placement, old.get("nodes")
+    if place is None or not place.fits or not before:
+        return False
+    if old.get("revision") != wanted.hash or (old.get("pinned") or []) != pinned:
+        return False
+    return r.engines_of(wanted) is not None or _fitting(before) == _fitting(place.nodes[:NODES])
+
+
+def _fitting(rows: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return [(row.get("name"), row.get("fits"), row.get("product")) for row in rows]
+
+
+def _as_before(placed: tuple[str, str, str], old: dict[str, Any]) -> tuple[str, str, str]:
+    """Condition Placed in the words it had, which count free GPUs, while its status and reason are the same."""
+    was: dict[str, Any] = next((c for c in old.get("conditions", []) if c.get("type") == "Placed"), {})
+    same = placed[:2] == (was.get("status"), was.get("reason"))
+    return (*placed[:2], str(was.get("message", ""))) if same else placed
 
 
 def invalid(message: str, now: float, generation: int, old: dict[str, Any]) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def build(settings: Settings, namespaces: list[str], host: str = "0.0.0.0", port
         seen[meta["uid"]] = now
         if type == "DELETED":
             seen.pop(meta["uid"], None)
-        operator.wake(namespace or "", name or "")
+        operator.wake(namespace or "", name or "", urgent=type is not None)  # None: it was there at the start
 
     alerts: dict[str, Any] = {}
 
@@ -89,7 +89,7 @@ def build(settings: Settings, namespaces: list[str], host: str = "0.0.0.0", port
         if text is not None and type != "DELETED":
             alerts[str(uid)] = text
             if text != known:
-                operator.wake(namespace or "", labels[LABEL_DEPLOYMENT])
+                operator.wake(namespace or "", labels[LABEL_DEPLOYMENT], urgent=True)
 
     async def child_changed(namespace: str | None, labels: Any, **_: Any) -> None:
         operator.wake(namespace or "", labels[LABEL_DEPLOYMENT])

@@ -1,34 +1,59 @@
-"""Pods of others that hold GPUs: free ones are counted by what all pods take that the operator may see."""
+"""Nodes, and what others take of their GPUs: free ones are counted by what all pods hold that the operator may see.
+
+Both lists grow with the cluster and are needed at every look at a revision on its way, so they are shared. The pods of
+the resource itself are read at each look; the scheduler has the last word anyway.
+"""
 
 from __future__ import annotations
 
-import time
+from collections import Counter
+from collections.abc import Iterable
 
 from ddtree_operator.api.names import LABEL_DEPLOYMENT
-from ddtree_operator.handlers.kube import POD, Kube, Object
-from ddtree_operator.placement.facts import pod_gpus
+from ddtree_operator.handlers.kube import NODE, POD, Kube, Object
+from ddtree_operator.handlers.shared import Shared
+from ddtree_operator.placement.facts import gpu_usage
+from ddtree_operator.placement.match import Inventory
 
-FRESH = 10.0  # seconds for which a list holds; the resource's own pods are read each time
+Owner = tuple[str, str]  # namespace, deployment; ("", "") for pods that are no engines
 
 
 class Neighbours:
-    """Pods with GPUs in every namespace (``everywhere``, needs a ClusterRole), else in the watched ones."""
+    """Nodes with the GPUs that pods take of them: those of every namespace (``everywhere``, needs a ClusterRole), else
+    those of the watched ones.
+    """
 
     def __init__(self, kube: Kube, namespaces: tuple[str, ...], *, everywhere: bool) -> None:
         self._kube = kube
         self._where = ("",) if everywhere else namespaces
-        self._at = -FRESH
-        self._pods: list[Object] = []
+        self._nodes = Shared(self._read_nodes)
+        self._taken = Shared(self._read_taken)
 
-    async def of(self, namespace: str, name: str) -> list[Object]:
-        """All of them but the resource's own."""
-        if time.monotonic() - self._at >= FRESH:
-            found = [pod for where in self._where for pod in await self._kube.list(POD, where)]
-            self._pods = [pod for pod in found if pod_gpus(pod.get("spec") or {})]
-            self._at = time.monotonic()
-        return [pod for pod in self._pods if not _belongs(pod, namespace, name)]
+    async def inventory(self, namespace: str, name: str, own: Iterable[Object]) -> Inventory:
+        """The nodes as a resource finds them. ``own`` are its pods as they are now."""
+        nodes, (total, by_owner) = await self._nodes.get(), await self._taken.get()
+        used = Counter(total)
+        used.subtract(by_owner.get((namespace, name), {}))
+        used.update(gpu_usage(own))
+        return nodes.taken(used)
+
+    async def _read_nodes(self) -> Inventory:
+        return Inventory.from_objects(await self._kube.list(NODE), ())
+
+    async def _read_taken(self) -> tuple[Counter[str], dict[Owner, Counter[str]]]:
+        """Node → GPUs, of all pods and of each resource's."""
+        total: Counter[str] = Counter()
+        by_owner: dict[Owner, Counter[str]] = {}
+        for where in self._where:
+            for pod in await self._kube.list(POD, where):
+                taken = gpu_usage([pod])
+                if taken:
+                    total.update(taken)
+                    by_owner.setdefault(_owner(pod), Counter()).update(taken)
+        return total, by_owner
 
 
-def _belongs(pod: Object, namespace: str, name: str) -> bool:
+def _owner(pod: Object) -> Owner:
     meta = pod["metadata"]
-    return meta.get("namespace") == namespace and (meta.get("labels") or {}).get(LABEL_DEPLOYMENT) == name
+    deployment = (meta.get("labels") or {}).get(LABEL_DEPLOYMENT, "")
+    return (meta.get("namespace", ""), deployment) if deployment else ("", "")

@@ -26,7 +26,7 @@ from ddtree_operator.handlers import live_prompts, read
 from ddtree_operator.handlers.analyses import Analyses, Key
 from ddtree_operator.handlers.builds import Builds, Order
 from ddtree_operator.handlers.keeping import Keeping
-from ddtree_operator.handlers.kube import CONFIG_MAP, DEPLOYMENT, NODE, POD, REVISION, SERVICE, Kube, Object
+from ddtree_operator.handlers.kube import CONFIG_MAP, DEPLOYMENT, POD, REVISION, SERVICE, Kube, Object
 from ddtree_operator.handlers.memory import from_object
 from ddtree_operator.handlers.neighbours import Neighbours
 from ddtree_operator.handlers.outlooks import Outlooks, pace_of
@@ -128,7 +128,7 @@ class Observer:
                 attested = bool(given) or self._builds.attested(wanted.image)
                 stable = (selector or {}).get(LABEL_REVISION, "")
                 pace, source = pace_of(known, stable, wanted.hash)
-                outlook, problem = await self._outlooks.of((namespace, name), view.spec.canary.analysis, pace, source)
+                outlook, problem = await self._outlooks.of(view.spec.canary.analysis, pace, source)
                 problems += [problem] if problem else []
                 analysis = await self._analysis(view, wanted, namespace, name)
             if wanted is not None and wanted.result == "promoted" and wanted.progress is not None:
@@ -209,15 +209,14 @@ class Observer:
             elif order is not None:
                 view.order = order
                 build = await self._builds.fact(order, namespace, wanted)
-        nodes = await self._kube.list(NODE)
         dedicated = serving is None or spec.baseline.from_ == "spec"
         running = sum(len(s.pods) for s in sets if s.revision == wanted.hash)
         needed = max(0, spec.canary.replicas + int(dedicated) - running)
         keep = wanted.pins or (serving.pins if serving else {})
         image = spec.engine.image or wanted.image or (build.image if build else "")
         needs = await self._builds.needs(spec, namespace, image) if image else None
-        pods = [*pods, *await self._neighbours.of(namespace, view.resource["metadata"]["name"])]
-        return build, place(nodes, pods, spec, keep=keep, needed=needed, needs=needs), problems
+        nodes = await self._neighbours.inventory(namespace, view.resource["metadata"]["name"], pods)
+        return build, place(nodes, [], spec, keep=keep, needed=needed, needs=needs), problems
 
     async def _way_back(
         self,

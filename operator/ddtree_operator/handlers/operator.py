@@ -53,9 +53,13 @@ class Term:
         metrics.queue_depth.set_function(lambda: self.queue.depth)
         self.queue.start()
 
-    def wake(self, namespace: str, name: str) -> None:
+    def wake(self, namespace: str, name: str, *, urgent: bool = False) -> None:
         """Put a resource in line."""
-        self.queue.add((namespace, name))
+        self.queue.add((namespace, name), urgent=urgent)
+
+    def resync(self, namespace: str, name: str) -> None:
+        """Put a resource in line that nobody has looked at for long."""
+        self.queue.add_unless_looked((namespace, name), self.reconciler.resync)
 
     async def _work(self, key: tuple[str, str]) -> float | None:
         with self._metrics.reconciles.time(), self._metrics.failures.count_exceptions():
@@ -168,10 +172,10 @@ class Operator:
         """Stop; whatever was under way is picked up by the next start, or by the other replica."""
         await self._stack.aclose()
 
-    def wake(self, namespace: str, name: str) -> None:
-        """Put a resource in line, if this replica works."""
+    def wake(self, namespace: str, name: str, *, urgent: bool = False) -> None:
+        """Put a resource in line, if this replica works; ``urgent`` for what a person or an alert asks for."""
         if self._term is not None:
-            self._term.wake(namespace, name)
+            self._term.wake(namespace, name, urgent=urgent)
 
     async def _resync(self) -> None:
         while True:
@@ -199,6 +203,7 @@ class Operator:
             log.warning("resync failed: %s", error)
             return
         for resource in found:
-            self.wake(resource["metadata"]["namespace"], resource["metadata"]["name"])
+            if self._term is not None:
+                self._term.resync(resource["metadata"]["namespace"], resource["metadata"]["name"])
         self.health.freshness.listed(found)
         self.health.resynced()

@@ -10,28 +10,31 @@ from ddtree_operator.analysis.power import outlook, statement
 from ddtree_operator.api.spec import AnalysisSpec
 from ddtree_operator.core.facts import Problem, Revision
 
-KEPT = 500  # resources
+KEPT = 1000  # outlooks; many resources share one
 
 Said = tuple[str, Problem | None]
 
 
 class Outlooks:
-    """Keeps the last outlook of each resource: it takes a tenth of a second and more of a core."""
+    """Keeps what was worked out: it takes a tenth of a second and more of a core."""
 
     def __init__(self) -> None:
-        self._said: dict[tuple[str, str], tuple[str, Said]] = {}
+        self._said: dict[str, asyncio.Task[Said]] = {}  # latest used last
 
-    async def of(self, key: tuple[str, str], spec: AnalysisSpec, pace: Pace | None, source: str) -> Said:
+    async def of(self, spec: AnalysisSpec, pace: Pace | None, source: str) -> Said:
         """Pairs and time in words, or why no decision is possible."""
         inputs = f"{spec.model_dump_json()} {pace} {source}"
-        known = self._said.get(key)
-        if known is not None and known[0] == inputs:
-            return known[1]
-        said = await asyncio.to_thread(_work_out, spec, pace, source)
-        if len(self._said) >= KEPT:
-            self._said.clear()
-        self._said[key] = (inputs, said)
-        return said
+        known = self._said.pop(inputs, None)
+        if known is None:
+            known = asyncio.create_task(asyncio.to_thread(_work_out, spec, pace, source))
+        while len(self._said) >= KEPT:
+            del self._said[next(iter(self._said))]
+        self._said[inputs] = known
+        try:
+            return await asyncio.shield(known)  # others may wait for it, too
+        except Exception:
+            self._said.pop(inputs, None)
+            raise
 
 
 def _work_out(spec: AnalysisSpec, pace: Pace | None, source: str) -> Said:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ddtree_operator.api.spec import DDTreeSpec
 from ddtree_operator.core.facts import PlacementFact
-from ddtree_operator.placement.match import match
+from ddtree_operator.placement.match import Inventory, match
 from ddtree_operator.placement.needs import ImageNeeds
 from ddtree_operator.placement.pin import Choice, Pins, affinity, choose_group, still_wanted, summary
 
@@ -14,7 +14,7 @@ Object = dict[str, Any]
 
 
 def place(
-    nodes: list[Object],
+    nodes: Inventory | list[Object],
     pods: list[Object],
     spec: DDTreeSpec,
     *,
@@ -24,7 +24,8 @@ def place(
 ) -> PlacementFact:
     """Whether ``needed`` further engines have room on alike nodes, and on which.
 
-    ``keep`` is the earlier choice; ``needs`` is what the image asks of GPUs, None when it is not known.
+    ``pods`` counts only where ``nodes`` are plain objects; an Inventory knows what is taken. ``keep`` is the earlier
+    choice; ``needs`` is what the image asks of GPUs, None when it is not known.
     """
     fits = match(nodes, pods, spec.placement, needs)
     rows = tuple(

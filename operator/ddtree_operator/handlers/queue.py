@@ -1,4 +1,7 @@
-"""A work queue like a controller's: each key at most once in line, one worker per key, errors back off."""
+"""A work queue like a controller's: each key at most once in line, one worker per key, errors back off.
+
+What a person changed goes before everything else: with many resources on their way the line is long.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 log = logging.getLogger("ddtree.queue")
 
 Key = tuple[str, str]  # namespace, name
+WORKERS = 8  # a look mostly waits for the API server, about 0.1 s for a list that has to be the newest
 
 
 class Queue:
@@ -20,7 +25,7 @@ class Queue:
         self,
         work: Callable[[Key], Awaitable[float | None]],
         *,
-        workers: int = 4,
+        workers: int = WORKERS,
         first_retry: float = 0.5,
         last_retry: float = 30.0,
         waited: Callable[[float], None] = lambda seconds: None,
@@ -31,8 +36,12 @@ class Queue:
         self._closing = False
         self._workers = workers
         self._first, self._last = first_retry, last_retry
-        self._ready: asyncio.Queue[Key] = asyncio.Queue()
+        self._urgent: deque[Key] = deque()  # taken first
+        self._line: deque[Key] = deque()  # may name keys that were taken from the urgent ones meanwhile
+        self._some = asyncio.Semaphore(0)  # as many as keys wait
         self._waiting: set[Key] = set()
+        self._hurried: set[Key] = set()  # added as urgent while they were busy
+        self._looked: dict[Key, float] = {}  # when each key's last look ended
         self._busy: set[Key] = set()
         self._dirty: set[Key] = set()
         self._failures: dict[Key, int] = {}
@@ -40,14 +49,34 @@ class Queue:
         self._tasks: list[asyncio.Task[None]] = []
         self._idle = asyncio.Event()  # while closing: set when nothing is under way
 
-    def add(self, key: Key) -> None:
-        """Put a key in line; once is enough."""
+    def add(self, key: Key, *, urgent: bool = False) -> None:
+        """Put a key in line; once is enough. An urgent one goes before those that are not."""
         if key in self._busy:
             self._dirty.add(key)
-        elif key not in self._waiting and not self._closing:
-            self._waiting.add(key)
-            self._since[key] = time.monotonic()
-            self._ready.put_nowait(key)
+            if urgent:
+                self._hurried.add(key)
+        elif not self._closing:
+            if key not in self._waiting:
+                self._waiting.add(key)
+                self._since[key] = time.monotonic()
+                (self._urgent if urgent else self._line).append(key)
+                self._some.release()
+            elif urgent and key not in self._urgent:
+                self._urgent.append(key)
+
+    def add_unless_looked(self, key: Key, seconds: float) -> None:
+        """Put a key in line unless its last look ended less than so many seconds ago."""
+        if time.monotonic() - self._looked.get(key, -seconds) >= seconds:
+            self.add(key)
+
+    async def _next(self) -> Key:
+        """The next key in line."""
+        await self._some.acquire()
+        while True:
+            key = (self._urgent or self._line).popleft()
+            if key in self._waiting:  # else it was taken before, from the other line
+                self._waiting.discard(key)
+                return key
 
     def add_later(self, key: Key, seconds: float) -> None:
         """Put a key in line after a while; the earliest of several wishes counts."""
@@ -86,8 +115,7 @@ class Queue:
 
     async def _loop(self) -> None:
         while True:
-            key = await self._ready.get()
-            self._waiting.discard(key)
+            key = await self._next()
             self._waited(time.monotonic() - self._since.pop(key, time.monotonic()))
             if self._closing:
                 continue
@@ -95,7 +123,9 @@ class Queue:
             try:
                 again = await self._work(key)
                 self._failures.pop(key, None)
+                self._looked.pop(key, None)
                 if again is not None:
+                    self._looked[key] = time.monotonic()
                     self.add_later(key, again)
             except asyncio.CancelledError:
                 raise
@@ -110,4 +140,5 @@ class Queue:
                     self._idle.set()
                 if key in self._dirty:
                     self._dirty.discard(key)
-                    self.add(key)
+                    self.add(key, urgent=key in self._hurried)
+                    self._hurried.discard(key)

@@ -29,6 +29,7 @@ from ddtree_operator.rollout.merge import difference
 log = logging.getLogger("ddtree.reconcile")
 
 BUSY = 2.0  # seconds between looks while a rollout is under way
+LOOKS = 10  # a second, in all, at resources of which nothing is heard: with many, each is looked at less often
 REFUSED_AGAIN = 60.0  # seconds after which a refused write is tried again
 _MOVING = {"Building", "Placing", "Starting", "Analyzing", "Promoting", "Pending", "Degraded"}
 
@@ -43,6 +44,7 @@ class Reconciler:
         self._settings = settings
         self._metrics = metrics
         self._resources: dict[tuple[str, str], dict[str, Any]] = {}
+        self._moving: set[tuple[str, str]] = set()  # rollouts under way
         self.analyses = Analyses(session, self._save_record, wake)
         builds = Builds(kube, settings.build)
         neighbours = Neighbours(kube, settings.namespaces, everywhere=settings.all_pods)
@@ -51,6 +53,11 @@ class Reconciler:
         routes = Routes(kube)
         self._observer = Observer(kube, builds, keeping, neighbours, self.analyses, self.watches, routes)
         self._actor = Actor(kube, builds, keeping, self.analyses, self.watches, settings, session, routes)
+
+    @property
+    def resync(self) -> float:
+        """Seconds between looks at a resource at rest."""
+        return max(self._settings.resync, len(self._resources) / LOOKS)
 
     async def _save_record(self, key: Key, run: Running, verdict: Verdict) -> str:
         resource = self._resources.get(key[:2])
@@ -68,6 +75,7 @@ class Reconciler:
             self.analyses.forget(namespace, name)
             self.watches.forget(namespace, name)
             self._resources.pop(key, None)
+            self._moving.discard(key)
             self._metrics.forget(key)
             return None
         self._resources[key] = resource
@@ -111,7 +119,11 @@ class Reconciler:
         refused = any(key == k[:2] for k in self._actor.refused)
         if decision.again and not refused:
             return 0.05
-        return min(decision.wake, BUSY if decision.status.get("phase") in _MOVING else self._settings.resync)
+        if decision.status.get("phase") in _MOVING:
+            self._moving.add(key)
+            return min(decision.wake, max(BUSY, len(self._moving) / LOOKS))
+        self._moving.discard(key)
+        return min(decision.wake, self.resync)
 
     def _refused(self, view: View) -> None:
         """What the API server refused to create is a problem of the spec until it is tried again."""

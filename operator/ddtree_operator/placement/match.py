@@ -71,6 +71,11 @@ class Inventory:
             rows.append((fact, used.get(fact.name, 0), index))
         return cls(tuple(rows), tuple(kept))
 
+    def taken(self, used: Mapping[str, int]) -> Inventory:
+        """The same nodes with other use: node name → GPUs taken."""
+        rows = tuple((fact, used.get(fact.name, 0), index) for fact, _, index in self.nodes)
+        return Inventory(rows, self.classes)
+
 
 def match(
     nodes: Inventory | Iterable[Mapping[str, Any]],

@@ -201,7 +201,8 @@ def _enough(first: tuple[str, ...], members: Sequence[NodeFit], needed: int) -> 
 def _checked(pins: Pins, members: Sequence[NodeFit], needed: int, what: str) -> Choice:
     if not pins.nodes:
         return Choice(None, NO_NODE_FITS, needed)
-    room = sum(f.slots for f in members if f.name in pins.nodes)
+    names = set(pins.nodes)
+    room = sum(f.slots for f in members if f.name in names)
     if room < needed:
         text = f"{needed} more replica{'s need' if needed != 1 else ' needs'} room, but the {what} have room for {room}"
         return Choice(pins, text, needed - room, room)

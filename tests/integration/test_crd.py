@@ -74,6 +74,8 @@ def test_examples_are_accepted_and_filled_with_the_models_defaults(api: Api, pat
         ("canary: {steps: [{}, {analysis: {}}]}", "this one has none"),
         ("canary: {analysis: {onInconclusive: promote}}", "onInconclusive: promote needs onInconclusiveReason"),
         ("canary: {analysis: {deadline: 0s}}", "deadline leaves no time for a pair"),
+        ("rollback: {progressDeadline: 0s}", "progressDeadline leaves no time for an engine to start"),
+        ("engine: {build: {timeout: 0h0m}}", "timeout leaves no time for a build"),
         ("canary: {analysis: {maxPairs: 5}}", "maxPairs is below minPairs"),
         ("canary: {analysis: {prompts: {liveTraffic: true}}}", "liveTraffic"),
         ("canary: {analysis: {prompts: {}}}", "neither configMapRef nor liveTraffic is set"),

@@ -76,6 +76,14 @@ def refused(spec: str) -> list[str]:
             "canary: {analysis: {deadline: 0h0m0s}}",
             "spec.canary.analysis: deadline 0h0m0s leaves no time for a pair; write a time such as 30m",
         ),
+        (
+            "rollback: {progressDeadline: 0m0s}",
+            "spec.rollback: progressDeadline 0m0s leaves no time for an engine to start; write a time such as 20m",
+        ),
+        (
+            "engine: {build: {timeout: 0s}}",
+            "spec.engine.build: timeout 0s leaves no time for a build; write a time such as 30m",
+        ),
         ("canary: {analysis: {maxPairs: 5}}", "spec.canary.analysis: maxPairs 5 is below minPairs 10"),
         (
             "canary: {analysis: {prompts: {liveTraffic: true}}}",

@@ -26,11 +26,13 @@ from ddtree_operator.api.refusals import PATTERN_WORDS
 from ddtree_operator.api.spec import (
     STEP_KINDS,
     AnalysisSpec,
+    BuildSpec,
     CanarySpec,
     DDTreeSpec,
     EngineSpec,
     PrometheusCheck,
     PromptsSpec,
+    RollbackSpec,
     Speculative,
     Step,
 )
@@ -90,6 +92,18 @@ CEL: dict[type[BaseModel], list[dict[str, str]]] = {
             "message": "canary.steps has no analysis step; add {analysis: {}}",
             "fieldPath": ".steps",
         }
+    ],
+    BuildSpec: [
+        {
+            "rule": "!has(self.timeout) || self.timeout.matches('[1-9]')",
+            "message": "timeout leaves no time for a build; write a time such as 30m",
+        },
+    ],
+    RollbackSpec: [
+        {
+            "rule": "!has(self.progressDeadline) || self.progressDeadline.matches('[1-9]')",
+            "message": "progressDeadline leaves no time for an engine to start; write a time such as 20m",
+        },
     ],
     PromptsSpec: [
         {

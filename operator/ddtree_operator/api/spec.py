@@ -32,6 +32,12 @@ Duration = Annotated[str, Field(pattern=DURATION, min_length=2, max_length=20)]
 Percent = Annotated[str, Field(pattern=PERCENT, max_length=12)]
 
 
+def _some_time(field: str, duration: str, what: str, such_as: str) -> None:
+    """Raises ValueError for a limit of no time at all, which would end everything at once."""
+    if not re.search("[1-9]", duration):
+        raise ValueError(f"{field} {duration} leaves no time {what}; write a time such as {such_as}")
+
+
 class Model(BaseModel):
     """Base: camelCase outside, unknown fields refused."""
 
@@ -120,6 +126,11 @@ class BuildSpec(Model):
         description="What runs the build: the buildkitd of the cluster, or buildah in the Job's own pod.",
     )
     timeout: Duration = Field(default="30m", description="Longest time a build may take, such as 30m.")
+
+    @model_validator(mode="after")
+    def _takes_time(self) -> BuildSpec:
+        _some_time("timeout", self.timeout, "for a build", "30m")
+        return self
 
 
 class EngineSpec(Model):
@@ -323,8 +334,7 @@ class AnalysisSpec(Model):
         if len({*names}) < len(names):
             twice = next(n for n in names if names.count(n) > 1)
             raise ValueError(f"prometheus has two checks of the name {twice}; rename one of them")
-        if not re.search("[1-9]", self.deadline):
-            raise ValueError(f"deadline {self.deadline} leaves no time for a pair; write a time such as 30m")
+        _some_time("deadline", self.deadline, "for a pair", "30m")
         if self.max_pairs < self.min_pairs:
             raise ValueError(f"maxPairs {self.max_pairs} is below minPairs {self.min_pairs}")
         return self
@@ -410,6 +420,11 @@ class RollbackSpec(Model):
     )
     keep: int = Field(default=5, ge=1, le=50, description="Revisions kept for undo.")
     progress_deadline: Duration = Field(default="20m", description="Longest time without progress before rollback.")
+
+    @model_validator(mode="after")
+    def _takes_time(self) -> RollbackSpec:
+        _some_time("progressDeadline", self.progress_deadline, "for an engine to start", "20m")
+        return self
 
 
 class GatewayTraffic(Model):

@@ -89,6 +89,7 @@ class Server:
         self.stale: Callable[[], int] = lambda: 0  # how many versions reads are behind
         self._history: list[dict[tuple[str, str, str], Object]] = []
         self.watcher: Callable[[], None] = lambda: None
+        self.told: Callable[[str, str, Object], None] = lambda plural, kind, obj: None  # each change, as a watch has it
 
     # the client's interface ----------------------------------------------------------------------------------------
 
@@ -187,6 +188,7 @@ class Server:
         obj = {**obj, "metadata": {**meta, "resourceVersion": str(self.version), "generation": generation + changed}}
         self._remember()
         self.objects[key] = obj
+        self.told(plural, "MODIFIED" if live else "ADDED", obj)
         return obj
 
     def remove(self, key: tuple[str, str, str]) -> None:
@@ -194,6 +196,9 @@ class Server:
         self._remember()
         gone = self.objects.pop(key)
         uid = gone["metadata"]["uid"]
+        self.version += 1
+        meta = {**gone["metadata"], "resourceVersion": str(self.version)}
+        self.told(key[0], "DELETED", {**gone, "metadata": meta})
         for other, obj in list(self.objects.items()):
             if any(o.get("uid") == uid for o in obj["metadata"].get("ownerReferences", [])) and other in self.objects:
                 self.remove(other)

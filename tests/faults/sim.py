@@ -58,6 +58,9 @@ class Analyses:
     def forget(self, namespace: str, name: str, *, keep: Any = None) -> None:
         self._since = {k: v for k, v in self._since.items() if k == keep}
 
+    async def close(self) -> None:
+        """Nothing to end."""
+
 
 class Watches:
     """Stands in for the watch after promotion: never finds anything."""
@@ -79,6 +82,9 @@ class Watches:
 
     def forget(self, namespace: str, name: str, *, keep: Any = None) -> None:
         """Nothing to forget."""
+
+    async def close(self) -> None:
+        """Nothing to end."""
 
 
 class Sim:
@@ -118,11 +124,11 @@ class Sim:
         self.server.watcher = self._watch
         self.start()
 
-    def start(self) -> None:
+    def start(self, kube: Kube | None = None, wake: Callable[[str, str], None] = lambda *_: None) -> None:
         """A new process: what was only remembered is gone."""
-        kube = Kube(self.server)
-        self.recorder = Recorder(kube, lambda *_: None)
-        self.reconciler = Reconciler(kube, Settings(), None, lambda *_: None, Metrics())  # type: ignore[arg-type]
+        kube = kube or Kube(self.server)
+        self.recorder = Recorder(kube, wake)
+        self.reconciler = Reconciler(kube, Settings(), None, wake, Metrics())  # type: ignore[arg-type]
         analyses, watches = Analyses(self), Watches()
         for part in (self.reconciler._observer, self.reconciler._actor):
             part._analyses, part._watches = analyses, watches  # type: ignore[assignment]

@@ -26,7 +26,9 @@ class Freshness:
             self._delivered.pop(meta["uid"], None)
             self._behind.pop(meta["uid"], None)
             return
-        self._delivered[meta["uid"]] = meta.get("resourceVersion", "")
+        version = meta.get("resourceVersion", "")
+        if not _reached(self._delivered.get(meta["uid"]), version):  # one that comes twice, or late, takes nothing back
+            self._delivered[meta["uid"]] = version
 
     def listed(self, objects: Iterable[dict[str, Any]]) -> None:
         """A complete list shows these objects."""

@@ -15,6 +15,7 @@ from ddtree_operator.handlers.metrics import Metrics
 class Health:
     """Liveness is what the operator sees, not that it runs: a complete list of its resources at least every few
     resyncs, and nothing in it that the watch never delivered. A process that fails in this has to be started anew.
+    It is ready from its first complete list on, for as long as it is well: alerts go to the other replica meanwhile.
     """
 
     def __init__(self, resync: float, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
@@ -52,7 +53,8 @@ class Health:
             return web.Response(text=self.ailment or "ok", status=503 if self.ailment else 200)
 
         async def readyz(_: web.Request) -> web.Response:
-            return web.Response(text="ok" if self.ready else "starting", status=200 if self.ready else 503)
+            text = self.ailment or ("" if self.ready else "starting")
+            return web.Response(text=text or "ok", status=503 if text else 200)
 
         async def metrics(_: web.Request) -> web.Response:
             text = generate_latest(self._metrics.registry)

@@ -13,6 +13,7 @@ import kopf
 
 from ddtree_operator.alerts.ledger import ANNOTATION_ALERTS
 from ddtree_operator.api.names import ANNOTATION_ACTION, GROUP, LABEL_DEPLOYMENT, PLURAL, VERSION
+from ddtree_operator.handlers import lasting
 from ddtree_operator.handlers.operator import Operator
 from ddtree_operator.handlers.settings import Settings
 
@@ -37,6 +38,7 @@ def service_account(folder: Path = SERVICE_ACCOUNT) -> kopf.ConnectionInfo | Non
 
 def build(settings: Settings, namespaces: list[str], host: str = "0.0.0.0", port: int = 8080) -> kopf.OperatorRegistry:
     """A kopf registry with the operator's handlers."""
+    lasting.install()
     registry = kopf.OperatorRegistry()
     operator = Operator(settings, namespaces, host, port)
 

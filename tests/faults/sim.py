@@ -99,6 +99,7 @@ class Sim:
         self._served = False
         self.accepts = True  # whether the Gateway's controller works
         self._written: dict[str, float] = {}  # generation of a route -> since when
+        self._known: dict[str, float] = {}  # backend that a route names -> since when; proxies know it a second later
         self._pods: dict[str, float] = {}  # pod -> since when
         clock = SimpleNamespace(time=lambda: self.now)
         for module in (reconcile, act, alerting, routes):
@@ -216,7 +217,9 @@ class Sim:
                 self.server.put("httproutes", {**live, "status": {"parents": parents}})
 
     def _routed(self) -> None:
-        """After every write: each backend of ours with a weight is a Service that selects a ready engine."""
+        """After every write: each backend of ours with a weight is one that proxies know, with a ready engine."""
+        refs = [ref for live in self.of("httproutes") for rule in live["spec"]["rules"] for ref in rule["backendRefs"]]
+        self._known = {ref["name"]: self._known.get(ref["name"], self.now) for ref in refs}
         for live in self.of("httproutes"):
             for ref in (ref for rule in live["spec"]["rules"] for ref in rule["backendRefs"]):
                 if not ref["name"].startswith(NAME) or not ref["weight"] or not self._served:
@@ -230,6 +233,8 @@ class Sim:
                     and selector <= p["metadata"]["labels"].items()
                     and p["status"]["conditions"][0]["status"] == "True"
                 ]
+                if ref["name"] != NAME and self.now - self._known[ref["name"]] < 1:
+                    self.outages.append(f"at {self.now}: proxies do not know {ref} yet, {self.server.log[-1:]}")
                 if not ready:
                     self.outages.append(f"at {self.now}: route names {ref} after {self.server.log[-1:]}")
 

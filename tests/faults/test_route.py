@@ -144,7 +144,14 @@ def test_the_steps_show_in_the_route_and_foreign_parts_never_change(monkeypatch:
     judge(sim)
     mains = [spec["rules"][-1] for spec in seen]
     splits = [tuple(ref["weight"] for ref in rule["backendRefs"]) for rule in mains]
-    assert [s for i, s in enumerate(splits) if i == 0 or s != splits[i - 1]] == [(1,), (90, 10), (50, 50), (1,)]
+    assert [s for i, s in enumerate(splits) if i == 0 or s != splits[i - 1]] == [
+        (1,),
+        (1, 0),
+        (90, 10),
+        (50, 50),
+        (1, 0),
+        (1,),
+    ]
     for spec, rule in zip(seen, mains, strict=True):
         assert {k: v for k, v in spec.items() if k != "rules"} == {k: v for k, v in ROUTE.items() if k != "rules"}
         assert spec["rules"][-2] == ROUTE["rules"][0]

@@ -39,7 +39,8 @@ def given(live: dict[str, Any], share: Share, ours: Ours = OURS) -> dict[str, An
     return after
 
 
-SHARES = [Share(10), Share(50), Share(100), Share(0, HEADER), Share(50, HEADER)]
+NAMED = Share(named=True)
+SHARES = [NAMED, Share(10), Share(50), Share(100), Share(0, HEADER), Share(50, HEADER)]
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -50,6 +51,7 @@ def test_every_share_is_given_and_taken_back_without_a_trace(share: Share, annot
     for other in SHARES:
         after = given(given(live, share), other)
         assert route.touched(after, OURS)
+        assert route.named(after, OURS)
         back = given(after, Share())
         assert back["spec"] == live["spec"]
         assert (back["metadata"].get("annotations") or None) == annotations
@@ -67,7 +69,27 @@ def test_beside_a_foreign_backend_the_sum_of_ours_is_the_users() -> None:
 def test_a_backend_that_the_user_gave_nothing_stays_at_nothing() -> None:
     live = made(rule(("m", 0), ("other", 1)), rule(("m", 1), path="/b"))
     after = given(live, Share(20, HEADER))
-    assert [r["backendRefs"] for r in after["spec"]["rules"]][1] == live["spec"]["rules"][0]["backendRefs"]
+    weights = {ref["name"]: ref["weight"] for ref in after["spec"]["rules"][1]["backendRefs"]}
+    assert weights == {"m": 0, "m-canary": 0, "other": 1}
+
+
+def test_a_canary_that_is_only_named_gets_nothing_and_ours_keeps_its_weight() -> None:
+    live = made(rule(("m", 7), ("other", 1)), rule(("m", 1), path="/b", name="b"))
+    for ours, expected in ((OURS, [7, 1]), (Ours("m", "m-canary", "llm", ("b",)), [None, 1])):
+        after = given(given(live, Share(100 if ours.rules else 0, HEADER), ours), NAMED, ours)
+        assert len(after["spec"]["rules"]) == 2
+        for one, before, main in zip(after["spec"]["rules"], live["spec"]["rules"], expected, strict=True):
+            if main is None:
+                assert one == before
+            else:
+                assert [r["weight"] for r in one["backendRefs"] if r["name"].startswith("m")] == [main, 0]
+
+
+def test_a_route_that_lost_our_backend_is_let_go_when_the_canary_should_only_be_named() -> None:
+    after = given(made(rule(("m", 1)), rule(("web", 1), path="/web")), Share(10))
+    after["spec"]["rules"][0]["backendRefs"] = [r for r in after["spec"]["rules"][0]["backendRefs"] if r["weight"] < 50]
+    back = json_patch(after, route.patch(after, OURS, NAMED))
+    assert [ref["name"] for one in back["spec"]["rules"] for ref in one["backendRefs"]] == ["m", "web"]
 
 
 def test_only_named_rules_are_touched() -> None:

@@ -436,6 +436,10 @@ class GatewayTraffic(Model):
         max_length=16,
         description="Only rules of these names; all with our Service if empty.",
     )
+    settle: Duration = Field(
+        default="2s",
+        description="How long the route names the canary with weight 0 first, until every proxy knows the backend.",
+    )
     session_header: str | None = Field(
         default=None, max_length=100, description="Refused: no route keeps sessions by header and weights, too."
     )

@@ -89,7 +89,7 @@ class DeleteCanaryService:
 
 @dataclass(frozen=True, slots=True)
 class ApplyRoute:
-    """Give the canary its share of an HTTPRoute's traffic; Share() leaves the route as its owner wrote it."""
+    """Give the canary its share of an HTTPRoute's traffic; ``Share()`` leaves the route as its owner wrote it."""
 
     name: str
     share: Share

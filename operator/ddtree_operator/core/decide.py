@@ -128,7 +128,7 @@ def _steady(r: Round, goal: Revision) -> None:
     if ready == 0 and r.spec.replicas > 0:
         r.report.phase = "Degraded"
         r.report.message = rolling.waiting_for("stable", engines, r.spec.replicas)
-    elif r.seen.route is not None and r.seen.route.touched:
+    elif r.seen.route is not None and r.seen.route.gives:
         r.report.phase = "Promoting"
         r.report.message = r.report.message or f"HTTPRoute {r.seen.route.name} is given back as it was written"
     else:

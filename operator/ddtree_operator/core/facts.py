@@ -173,10 +173,20 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What of an HTTPRoute's traffic the canary gets."""
+    """What of an HTTPRoute's traffic the canary gets. ``Share()`` is the route as its owner wrote it."""
 
     weight: int = 0  # percent
     header: Header | None = None
+    named: bool = False  # the canary stands in the route, with weight 0 if need be; always so when it gets anything
+
+    def __post_init__(self) -> None:
+        if self.gives:
+            object.__setattr__(self, "named", True)
+
+    @property
+    def gives(self) -> bool:
+        """Whether any request goes to the canary."""
+        return self.weight > 0 or self.header is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +196,15 @@ class RouteFact:
     name: str
     share: Share | None = Share()  # None: somebody edited our part of it
     touched: bool = False  # something of ours is in it
+    named: bool = False  # a rule has the canary as a backend
     problem: str = ""  # why it cannot carry weights
     waits: str = ""  # why it is not in force as it is written; "" once accepted and programmed
+    since: float = 0.0  # when it was first seen in force as it and the canary's Service are; 0.0 while it waits
+
+    @property
+    def gives(self) -> bool:
+        """Whether requests may go to the canary."""
+        return self.touched and (self.share is None or self.share.gives)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
 """Traffic by an HTTPRoute: the canary has a Service of its own, and the user's route gives it a share.
 
-Order is everything here. The canary's Service is made before the route names it, and removed only when the route has
-been in force without it for ``traffic.drain``; its engines stay at least as long. Whatever the route looks like, each
-look compares it with the share that is wanted now, so that edits by hand and lost answers mend themselves.
+Order is everything here. The canary's Service is made before the route names it, and the route names it with weight 0
+for ``gateway.settle`` before it gives it anything: a proxy that hears of the split before it hears of the backend
+answers 503 (Contour sends both at once, unordered). On the way back the weight is 0 for ``traffic.drain`` before the
+name goes; the engines stay at least as long. Whatever the route looks like, each look compares it with the share that
+is wanted now, so that edits by hand and lost answers mend themselves.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from ddtree_operator.core.round import Round
 from ddtree_operator.core.units import clip, seconds
 
 NOTHING = Share()
+NAMED = Share(named=True)
 
 
 def used(r: Round) -> bool:
@@ -38,14 +41,12 @@ def give(r: Round, revision: Revision, share: Share, engines: EngineSet) -> bool
     """Have the canary's share so; True once the route is in force with it. Nothing goes to a set that is not ready."""
     if not _usable(r):
         return False
-    if share != NOTHING and not engines.ready:
+    if not share.gives:
+        return leave(r, keep_service=True) if r.seen.canary_service is not None else _route(r, share)
+    if not engines.ready:
         hold_back(r, revision, engines)
         return False
-    if share != NOTHING and not _service(r, revision):
-        return False
-    if share == NOTHING and r.seen.canary_service is not None:
-        return leave(r, keep_service=True)
-    return _route(r, share)
+    return _service(r, revision) and _route(r, share)
 
 
 def hold_back(r: Round, revision: Revision, engines: EngineSet) -> None:
@@ -66,14 +67,19 @@ def tidy(r: Round, revision: Revision) -> None:
 
 
 def leave(r: Round, *, keep_service: bool = False) -> bool:
-    """Give the route back as its owner wrote it; True once it is in force and nothing of ours is left."""
+    """Give the route back as its owner wrote it; True once it is in force and nothing of ours is left.
+
+    With ``keep_service`` the canary only gets nothing: it stays named with weight 0, and has its Service.
+    """
     service, fact = r.seen.canary_service, r.seen.route
-    if fact is not None and fact.touched:
+    if fact is not None and fact.gives:
         if not _within_reach(r, fact):
-            r.actions.append(ApplyRoute(fact.name, NOTHING))
+            r.actions.append(ApplyRoute(fact.name, NAMED if service is not None else NOTHING))
         return False
     if service is None:
-        return True
+        if fact is not None and fact.touched:
+            r.actions.append(ApplyRoute(fact.name, NOTHING))
+        return fact is None or not fact.touched
     if fact is not None and fact.waits and not fact.problem:
         _waiting(r, fact)
         return False
@@ -85,6 +91,8 @@ def leave(r: Round, *, keep_service: bool = False) -> bool:
     left = service.left_at + seconds(r.spec.traffic.drain) - r.now
     if left > 0:
         r.wake_in(left)
+    elif fact is not None and fact.touched:
+        r.actions.append(ApplyRoute(fact.name, NOTHING))
     else:
         r.actions.append(DeleteCanaryService())
     return False
@@ -148,6 +156,11 @@ def _service(r: Round, revision: Revision) -> bool:
 def _route(r: Round, share: Share) -> bool:
     fact = r.seen.route
     assert fact is not None
+    if share.gives and not fact.named:
+        r.actions.append(ApplyRoute(fact.name, NAMED))
+        return False
+    if share.gives and fact.share == NAMED and not _settled(r, fact):
+        return False
     if fact.share != share:
         r.actions.append(ApplyRoute(fact.name, share))
         return False
@@ -155,6 +168,19 @@ def _route(r: Round, share: Share) -> bool:
         _waiting(r, fact)
         return False
     return True
+
+
+def _settled(r: Round, fact: RouteFact) -> bool:
+    """Whether every proxy has had time to learn of the canary's backend."""
+    if fact.waits:
+        _waiting(r, fact)
+        return False
+    assert r.spec.traffic.gateway is not None
+    left = fact.since + seconds(r.spec.traffic.gateway.settle) - r.now
+    if left > 0:
+        r.report.message = f"HTTPRoute {fact.name} names the canary; its proxies have a moment to learn of it"
+        r.wake_in(left)
+    return left <= 0
 
 
 def _waiting(r: Round, fact: RouteFact) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from ddtree_operator.api.names import ANNOTATION_LEFT_AT, ANNOTATION_ROUTE, LABEL_DEPLOYMENT
 from ddtree_operator.api.spec import DDTreeSpec
 from ddtree_operator.core.actions import ApplyCanaryService, ApplyRoute, DeleteCanaryService
-from ddtree_operator.core.facts import CanaryService, RouteFact, Share
+from ddtree_operator.core.facts import CanaryService, RouteFact
 from ddtree_operator.core.units import epoch, iso
 from ddtree_operator.handlers.kube import DEPLOYMENT, GATEWAY, HTTP_ROUTE, POD, SERVICE, ApiError, Kube, Object
 from ddtree_operator.handlers.read import belongs, engines_behind
@@ -37,6 +37,8 @@ class Routes:
         self._kube = kube
         # (namespace, name) -> version of the route that was refused, when, and why
         self._refused: dict[tuple[str, str], tuple[str, float, str]] = {}
+        # (namespace, name) -> the state of route and Service that is in force, and since when
+        self._seen: dict[tuple[str, str], tuple[Any, float]] = {}
 
     async def look(self, spec: DDTreeSpec | None, resource: Object, beside: CanaryService | None) -> RouteFact | None:
         """The route that the canary's Service was made for, or the spec's; None when no route is wanted."""
@@ -64,7 +66,28 @@ class Routes:
         if version == live["metadata"]["resourceVersion"] and time.time() - at < REFUSED_AGAIN:
             problem = problem or why
         waits = route.readiness(live, await self._gateways(live))
-        return RouteFact(name, route.share_of(live, ours), route.touched(live, ours), problem, waits)
+        return RouteFact(
+            name,
+            route.share_of(live, ours),
+            touched=route.touched(live, ours),
+            named=route.named(live, ours),
+            problem=problem,
+            waits=waits,
+            since=self._in_force(resource, live, beside, waits),
+        )
+
+    def _in_force(self, resource: Object, live: Object, beside: CanaryService | None, waits: str) -> float:
+        """Since when route and canary's Service were seen as they are, in force. A new process counts anew."""
+        key = (resource["metadata"]["namespace"], resource["metadata"]["name"])
+        if waits:
+            self._seen.pop(key, None)
+            return 0.0
+        state = (live["metadata"]["uid"], live["metadata"].get("generation"), beside)
+        before, since = self._seen.get(key, (None, 0.0))
+        if before != state:
+            since = time.time()
+            self._seen[key] = state, since
+        return since
 
     async def _absent(self, space: str, name: str) -> str:
         try:
@@ -151,7 +174,7 @@ class Routes:
             return
         if not operations:
             return
-        if action.share != Share():
+        if action.share.gives:
             await self._check_engines(resource)
         try:
             await self._kube.json_patch(HTTP_ROUTE, space, action.name, operations)

@@ -66,6 +66,11 @@ def touched(route: Object, ours: Ours) -> bool:
     return noted or any(_refs(rule, ours.canary, ours) for rule in _rules(route))
 
 
+def named(route: Object, ours: Ours) -> bool:
+    """Whether a rule that is not for testers has the canary as a backend."""
+    return any(_refs(rule, ours.canary, ours) for rule in _rules(route) if not _is_testers(rule, ours))
+
+
 def patch(route: Object, ours: Ours, share: Share) -> list[Op]:
     """JSON patch that gives the canary its share; [] when there is nothing to do. Raises :class:`RouteError`.
 
@@ -74,7 +79,7 @@ def patch(route: Object, ours: Ours, share: Share) -> list[Op]:
     rules, memory = _rules(route), _memory(route, ours)
     testers = [i for i, rule in enumerate(rules) if _is_testers(rule, ours)]
     plain = [rule for i, rule in enumerate(rules) if i not in testers]
-    targets = _targets(plain, ours, strict=share != Share())
+    targets = _targets(plain, ours, strict=share.gives)
     weights: dict[str, int] = {}
     edits: list[Op] = []
     ahead: list[Object] = []
@@ -151,9 +156,13 @@ def _released(rule: Object, index: int, ours: Ours, memory: _Memory) -> list[Op]
 
 
 def _targets(plain: list[Object], ours: Ours, *, strict: bool) -> list[int]:
-    """Rules whose backend is ours. Taking the canary out (not ``strict``) works on any route that it stands in."""
+    """Rules whose backend is ours. Taking traffic from the canary (not ``strict``) works on any route it stands in."""
     if not strict:
-        return [i for i, rule in enumerate(plain) if len(_refs(rule, ours.name, ours)) == 1]
+        return [
+            i
+            for i, rule in enumerate(plain)
+            if len(_refs(rule, ours.name, ours)) == 1 and (not ours.rules or rule.get("name", "") in ours.rules)
+        ]
     missing = sorted(set(ours.rules) - {str(rule.get("name", "")) for rule in plain})
     if missing:
         raise RouteError(f"it has no rule named {', '.join(missing)}; correct spec.traffic.gateway.rules")
@@ -187,7 +196,7 @@ def _original(rule: Object, ours: Ours, memory: _Memory, key: str) -> int:
 
 def _backends(rule: Object, index: int, ours: Ours, share: Share, weight: int) -> list[Op]:
     """Operations on one rule's backendRefs."""
-    if not share.weight and not _refs(rule, ours.canary, ours):
+    if not share.named and not _refs(rule, ours.canary, ours):
         return []
     base, refs = f"/spec/rules/{index}/backendRefs", rule["backendRefs"]
     at, beside = _refs(rule, ours.name, ours)[0], _refs(rule, ours.canary, ours)
@@ -197,11 +206,11 @@ def _backends(rule: Object, index: int, ours: Ours, share: Share, weight: int) -
     if int(refs[at].get("weight", 1)) != main:
         ops += [_test(f"{base}/{at}", refs[at]), {"op": "add", "path": f"{base}/{at}/weight", "value": main}]
     wanted = {**copy.deepcopy(refs[at]), "name": ours.canary, "weight": canary}
-    keep = beside[0] if beside and canary and refs[beside[0]] == wanted else None
+    keep = beside[0] if beside and share.named and refs[beside[0]] == wanted else None
     for i in reversed(beside):
         if i != keep:
             ops += [_test(f"{base}/{i}", refs[i]), {"op": "remove", "path": f"{base}/{i}"}]
-    if canary and keep is None:
+    if share.named and keep is None:
         ops.append({"op": "add", "path": f"{base}/-", "value": wanted})
     return ops
 
@@ -253,7 +262,7 @@ def _memory(route: Object, ours: Ours) -> _Memory:
         data = json.loads(text)
         header = Header(str(data["header"]["name"]), str(data["header"]["value"])) if data.get("header") else None
         weights = {str(k): int(v) for k, v in data["weights"].items()}
-        return _Memory(Share(min(100, max(0, int(data["weight"]))), header), weights)
+        return _Memory(Share(min(100, max(0, int(data["weight"]))), header, named=True), weights)
     except (AttributeError, KeyError, TypeError, ValueError):
         return _Memory()
 

@@ -101,6 +101,7 @@ class Sim:
         self._written: dict[str, float] = {}  # generation of a route -> since when
         self._known: dict[str, float] = {}  # backend that a route names -> since when; proxies know it a second later
         self._pods: dict[str, float] = {}  # pod -> since when
+        self.ill: Callable[[str], bool] = lambda pod: False  # pods that are not ready, however old they are
         clock = SimpleNamespace(time=lambda: self.now)
         for module in (reconcile, act, alerting, routes):
             patch.setattr(module, "time", clock)
@@ -189,7 +190,7 @@ class Sim:
             for i in range(deployment["spec"]["replicas"]):
                 name = f"{deployment['metadata']['name']}-{deployment['metadata']['uid']}-{i}"
                 since = self._pods.setdefault(name, self.now)
-                ready = str(self.now - since >= START)
+                ready = str(self.now - since >= START and not self.ill(name))
                 meta = {"name": name, "namespace": NS, "labels": template, "ownerReferences": [owner]}
                 conditions = [{"type": "Ready", "status": ready}]
                 wanted[name] = {"metadata": meta, "status": {"podIP": "10.0.0.1", "conditions": conditions}}

@@ -85,10 +85,42 @@ async def abort(sim: Sim) -> None:
     sim.edit(canary={"steps": [*STEPS[:6], {"pause": {}}]})
     sim.retuned(15)
     await until_share(sim, 50)
+    ask_to_abort(sim)
+    await sim.until("RolledBack")
+    await sim.run(90)
+
+
+def ask_to_abort(sim: Sim) -> None:
     obj = copy.deepcopy(sim.resource)
     ask = {"id": "one", "verb": "abort", "by": "ann"}
     obj["metadata"]["annotations"][ANNOTATION_ACTION] = json.dumps(ask)
     sim.server.put("ddtreedeployments", obj)
+
+
+async def short(sim: Sim) -> None:
+    """An abort while one of four stable engines is gone: three take what they can, and all of it when it is back."""
+    sim.edit(replicas=4)
+    await sim.until("Stable")
+    serving = sim.serves()
+    sim.edit(canary={"steps": [*STEPS[:6], {"pause": {}}]})
+    sim.retuned(15)
+    await until_share(sim, 50)
+    sim.ill = lambda pod: serving in pod and pod.endswith("-3")
+    sim.kubelet()
+    await sim.look()
+    ask_to_abort(sim)
+    for _ in range(100):
+        if shares(sim) == {NAME: 75, f"{NAME}-canary": 25}:
+            break
+        assert shares(sim) == {NAME: 50, f"{NAME}-canary": 50}
+        again = await sim.look()
+        sim.advance(max(0.05, min(again, 5.0)))
+    await sim.run(60)
+    assert shares(sim) == {NAME: 75, f"{NAME}-canary": 25}, sim.status["message"]
+    assert "the stable set has 3/4 engines: 25% stay with the canary; aborted by ann" in sim.status["message"]
+    assert len(live(sim)["spec"]["rules"]) == len(ROUTE["rules"])  # testers left at once
+    sim.ill = lambda pod: False
+    sim.kubelet()
     await sim.until("RolledBack")
     await sim.run(90)
 
@@ -101,7 +133,7 @@ async def until_share(sim: Sim, weight: int, limit: float = 900.0) -> None:
         sim.advance(max(0.05, min(again, 5.0)))
 
 
-STORIES: dict[str, Story] = {"promote": promote, "abort": abort}
+STORIES: dict[str, Story] = {"promote": promote, "abort": abort, "short": short}
 
 
 def told(story: Story, patch: pytest.MonkeyPatch, fault: Callable[[int], str | None] | None = None) -> Sim:
@@ -254,12 +286,18 @@ def test_without_gateway_in_the_spec_the_route_is_given_back(monkeypatch: pytest
     judge(sim)
 
 
-def test_a_route_that_nobody_accepts_holds_the_canary_until_it_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    sim = with_route(monkeypatch)
+def unaccepted(patch: pytest.MonkeyPatch) -> Sim:
+    """A canary that is to have 10% of a route that no controller accepts any more."""
+    sim = with_route(patch)
     run(sim.until("Stable"))
     sim.accepts = False
     sim.edit(canary={"steps": [{"weight": 10}, {"analysis": {}}]}, rollback={"progressDeadline": "5m"})
     sim.retuned(15)
+    return sim
+
+
+def test_a_route_that_nobody_accepts_holds_the_canary_until_it_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = unaccepted(monkeypatch)
     run(sim.run(120))
     assert "waiting for HTTPRoute r" in sim.status["message"]
     sim.accepts = True
@@ -269,16 +307,53 @@ def test_a_route_that_nobody_accepts_holds_the_canary_until_it_is_accepted(monke
 
 
 def test_a_route_that_nobody_ever_accepts_ends_the_canary_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    sim = with_route(monkeypatch)
-    run(sim.until("Stable"))
-    serving, sim.accepts = sim.serves(), False
-    sim.edit(canary={"steps": [{"weight": 10}, {"analysis": {}}]}, rollback={"progressDeadline": "5m"})
-    sim.retuned(15)
+    sim = unaccepted(monkeypatch)
+    serving = sim.serves()
     run(sim.until("RolledBack", limit=900))
     assert "no progress for 5m" in sim.status["message"]
     sim.accepts = True
     run(sim.run(120))
     assert sim.serves() == serving
+    judge(sim)
+
+
+def test_an_autoscaler_may_scale_at_any_moment_of_a_canary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``replicas`` is its owner's: never written, no new revision, and the set that serves follows it alone."""
+    sim = with_route(monkeypatch)
+    run(sim.until("Stable"))
+    first, wanted, sizes = sim.serves(), [2], []
+    watch = sim.server.watcher
+
+    def note() -> None:
+        watch()
+        serving = [d for d in sim.of("deployments") if d["metadata"]["labels"]["ddtree.dev/revision"] == sim.serves()]
+        sizes.extend(d["spec"]["replicas"] for d in serving if d["spec"]["replicas"] < min(wanted[-2:]))
+        assert sim.resource["spec"]["replicas"] == wanted[-1]
+
+    sim.server.watcher = note
+    sim.edit(canary={"steps": STEPS})
+    sim.retuned(15)
+    revision = ""
+    for looks in range(400):
+        if looks % 7 == 3:
+            wanted.append([5, 3, 4, 2, 6][looks // 7 % 5])
+            sim.edit(replicas=wanted[-1])
+        run(sim.look())
+        sim.advance(2.0)
+        revision = revision or (sim.status["revision"] if sim.status["revision"] != first else "")
+        assert sim.status["revision"] in {first, revision}
+        if sim.serves() == revision:
+            break
+    assert sim.serves() == revision != first
+    wanted.append(4)
+    sim.edit(replicas=4)
+    run(sim.until("Stable"))
+    run(sim.run(90))
+    assert len(wanted) > 5
+    assert not sizes, "the serving set was smaller than anybody asked for"
+    assert [d["spec"]["replicas"] for d in sim.of("deployments")] == [4]
+    assert sim.status["readyReplicas"] == 4
+    assert len(sim.revisions()) == 2
     judge(sim)
 
 

@@ -335,6 +335,72 @@ def test_weights_share_traffic_by_replicas_and_never_leave_a_gap() -> None:
     assert world.status["stable"]["revision"] == world.status["revision"]
 
 
+def stable_engines_gone(deadline: str) -> tuple[World, str]:
+    """A canary at half of the Service's traffic, whose stable set has no ready engine for four minutes, is aborted."""
+    world = stable(replicas=2, rollback={"progressDeadline": deadline})
+    good = world.status["revision"]
+    steps = [{"analysis": {}}, {"weight": 50}, {"pause": {}}]
+    world.edit(canary={"steps": steps}).retuned(15).until("Paused")
+    world.sets[f"m-{good}"].since = world.now + 240 - world.start_seconds
+    world.tick()
+    world.ask("abort", reason="slow")
+    world.tick(0)
+    return world, good
+
+
+def test_an_abort_leaves_the_service_shared_while_no_stable_engine_could_answer() -> None:
+    world, good = stable_engines_gone("20m")
+    assert world.status["phase"] == "Degraded"
+    assert "stable: 0/2 engines ready; aborted by ann (slow)" in world.status["message"]
+    for _ in range(45):
+        world.tick()
+        assert world.selector is not None
+        assert "ddtree.dev/revision" not in world.selector
+    for _ in range(10):
+        world.tick()
+    assert world.selector["ddtree.dev/revision"] == good
+    assert [s.action.revision for s in world.sets.values()] == [good]
+    assert not world.outages
+
+
+def test_an_abort_ends_at_the_progress_deadline_at_the_latest() -> None:
+    world, good = stable_engines_gone("2m")
+    aborted = world.now
+    while "ddtree.dev/revision" not in (world.selector or {}):
+        world.tick()
+        assert world.now < aborted + 140
+    assert world.now > aborted + 120
+    assert world.selector is not None
+    assert world.selector["ddtree.dev/revision"] == good
+
+
+def test_on_its_way_back_a_resource_says_what_it_waits_for() -> None:
+    world = stable(replicas=2).retuned(15).until("Stable")
+    for _ in range(30):
+        world.tick()
+    one = next(r.hash for r in world.revisions.values() if r.number == 1)
+    world.failure[f"m-{one}"] = "exceeded quota: gpus"
+    world.ask("undo", reason="slow at noon").until("Promoting")
+    world.tick()
+    assert world.status["message"].startswith("going back to revision 1: engines: 0/2 engines ready, exceeded quota")
+    assert world.status["message"].endswith("undone by ann (slow at noon)")
+    world.failure.clear()
+    world.until("RolledBack")
+    assert world.status["message"] == "undone by ann (slow at noon)"
+
+
+def test_undo_goes_to_any_kept_revision() -> None:
+    for to in (1, 2, 3):
+        world = stable()
+        for budget in (15, 31, 63):
+            world.retuned(budget).until("Stable")
+        wanted = revision_named(world, to)
+        world.ask("undo", to=str(to) if to < 3 else wanted.hash).until("RolledBack")
+        assert world.selector is not None
+        assert world.selector["ddtree.dev/revision"] == wanted.hash
+        assert not world.outages
+
+
 def test_a_new_spec_in_the_middle_replaces_the_canary() -> None:
     world = stable().retuned(15).until("Analyzing")
     middle = world.status["revision"]

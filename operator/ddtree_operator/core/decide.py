@@ -14,7 +14,7 @@ from ddtree_operator.core.alarms import heed
 from ddtree_operator.core.commands import obey
 from ddtree_operator.core.facts import Observed, Revision
 from ddtree_operator.core.round import Round
-from ddtree_operator.core.units import seconds
+from ddtree_operator.core.units import clip, seconds
 from ddtree_operator.core.watch import watch
 
 
@@ -68,9 +68,10 @@ def decide(
     _prune(r, wanted, goal, serving)
     if wanted.blocked or r.revisions[wanted.hash].blocked:
         blocked = r.revisions[wanted.hash]
-        if r.report.phase not in {"Degraded", "Promoting"}:
+        moving = r.report.phase in {"Degraded", "Promoting"}
+        if not moving:
             r.report.phase = "RolledBack"
-        r.report.message = blocked.reason
+        r.report.message = clip(f"{r.report.message}; {blocked.reason}") if moving else blocked.reason
     finished = report.status(r, r.revisions[wanted.hash], serving, generation, status)
     actions = r.actions + report.events(status, finished)
     again = r.again or any(not isinstance(a, QUIET) for a in actions)
@@ -121,7 +122,8 @@ def _steady(r: Round, goal: Revision) -> None:
     if goal.result != "promoted":  # the Service was switched, but a crash kept the record from being written
         goal = r.save(goal, result="promoted", at=r.now, **rolling.promotion(goal))
     engines = r.have_engines(goal, r.spec.replicas)
-    r.point_service(r.only(goal))
+    if engines.ready or not _sharing(r):
+        r.point_service(r.only(goal))
     gateway.leave(r)
     ready = len(engines.ready)
     r.report.built = ("True", "Built", goal.image)
@@ -134,6 +136,23 @@ def _steady(r: Round, goal: Revision) -> None:
     else:
         r.report.phase = "Stable"
         r.report.message = f"revision {goal.number} serves with {ready}/{r.spec.replicas} engines ready"
+
+
+def _sharing(r: Round) -> bool:
+    """Whether a canary that has ended still shares the Service, with engines that answer, for a while: alone, a stable
+    set with no ready engine would answer nobody.
+    """
+    if r.seen.service_selector != r.shared() or r.spec.replicas == 0:
+        return False
+    for revision in r.revisions.values():
+        engines = r.engines_of(revision)
+        ended = revision.blocked or revision.result == "superseded"
+        if ended and engines is not None and engines.ready:
+            left = revision.at + seconds(r.spec.rollback.progress_deadline) - r.now
+            if left >= 0:
+                r.wake_in(left)
+                return True
+    return False
 
 
 def _restore(r: Round, goal: Revision, serving: Revision | None) -> None:

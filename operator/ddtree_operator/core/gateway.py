@@ -117,7 +117,8 @@ def _within_reach(r: Round, fact: RouteFact) -> bool:
         or r.spec.replicas == 0
     ):
         return False
-    if not ended.blocked or r.now > ended.at + seconds(r.spec.rollback.progress_deadline):
+    over = ended.blocked or ended.result == "superseded"
+    if not over or r.now > ended.at + seconds(r.spec.rollback.progress_deadline):
         return False
     able = min(100, 100 * len(stable.ready) // r.spec.replicas)
     most = min(now, 100 - able)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -29,6 +30,11 @@ class Kube:
             return [node("a"), node("b")]
         found = [of("llm", "m"), of("llm", "n", 2), of("llm", ""), of("llm", "", 0), of("other", "m")]
         return [p for p in found if namespace in ("", p["metadata"]["namespace"])]
+
+    async def pages(self, kind: Kind, namespace: str = "") -> AsyncIterator[Sequence[dict[str, Any]]]:
+        found = await self.list(kind, namespace)
+        yield found[:2]
+        yield found[2:]
 
 
 async def used(neighbours: Neighbours, name: str, own: list[dict[str, Any]]) -> dict[str, int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -155,17 +156,22 @@ class Kube:
             raise
 
     async def list(self, kind: Kind, namespace: str = "", labels: str = "", fields: str = "") -> list[Object]:
-        """All objects that the selectors of labels and fields choose, page by page."""
-        items: list[Object] = []
+        """All objects that the selectors of labels and fields choose."""
+        return [item async for page in self.pages(kind, namespace, labels, fields) for item in page]
+
+    async def pages(
+        self, kind: Kind, namespace: str = "", labels: str = "", fields: str = ""
+    ) -> AsyncIterator[builtins.list[Object]]:
+        """The same, in pieces: thousands of objects at once take hundreds of megabytes."""
         token = ""
         while True:
             query = {"limit": "500"} | ({"labelSelector": labels} if labels else {})
             query |= {"fieldSelector": fields} if fields else {}
             page = await self._object("GET", kind.path(namespace), query | ({"continue": token} if token else {}))
-            items += page.get("items", [])
+            yield page.get("items", [])
             token = page.get("metadata", {}).get("continue", "")
             if not token:
-                return items
+                return
 
     async def create(self, obj: Object) -> Object | None:
         """Create; None when it was there already."""

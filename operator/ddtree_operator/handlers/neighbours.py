@@ -45,11 +45,11 @@ class Neighbours:
         total: Counter[str] = Counter()
         by_owner: dict[Owner, Counter[str]] = {}
         for where in self._where:
-            for pod in await self._kube.list(POD, where):
-                taken = gpu_usage([pod])
-                if taken:
-                    total.update(taken)
-                    by_owner.setdefault(_owner(pod), Counter()).update(taken)
+            async for page in self._kube.pages(POD, where):
+                for pod in page:
+                    if taken := gpu_usage([pod]):
+                        total.update(taken)
+                        by_owner.setdefault(_owner(pod), Counter()).update(taken)
         return total, by_owner
 
 

@@ -25,6 +25,7 @@ from ddtree_operator.handlers.settings import Settings
 
 log = logging.getLogger("ddtree.operator")
 
+_LISTED = ("namespace", "name", "uid", "resourceVersion")  # what is kept of a listed resource
 FINISH = 10.0  # seconds that looks under way get before a term ends
 
 
@@ -195,10 +196,11 @@ class Operator:
     async def _list(self) -> None:
         """Look at everything, whatever the watches say; standby replicas read along, to know that they could."""
         assert self._kube is not None
-        found: list[Object] = []
+        found: list[Object] = []  # metadata only
         try:
             for namespace in self.namespaces:
-                found += await self._kube.list(DDTREE, namespace)
+                async for page in self._kube.pages(DDTREE, namespace):
+                    found += [{"metadata": {k: o["metadata"].get(k, "") for k in _LISTED}} for o in page]
         except (ApiError, ValueError) as error:
             log.warning("resync failed: %s", error)
             return

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 log = logging.getLogger("ddtree.queue")
 
 Key = tuple[str, str]  # namespace, name
-WORKERS = 8  # a look mostly waits for the API server, about 0.1 s for a list that has to be the newest
+WORKERS = 16  # a look mostly waits: a list that has to be the newest takes about 0.1 s
 
 
 class Queue:

@@ -43,7 +43,7 @@ class Reconciler:
         self._kube = kube
         self._settings = settings
         self._metrics = metrics
-        self._resources: dict[tuple[str, str], dict[str, Any]] = {}
+        self._resources: dict[tuple[str, str], dict[str, Any]] = {}  # what an owner reference needs of each
         self._moving: set[tuple[str, str]] = set()  # rollouts under way
         self.analyses = Analyses(session, self._save_record, wake)
         builds = Builds(kube, settings.build)
@@ -78,7 +78,12 @@ class Reconciler:
             self._moving.discard(key)
             self._metrics.forget(key)
             return None
-        self._resources[key] = resource
+        uid = resource["metadata"]["uid"]
+        self._resources[key] = {
+            "apiVersion": resource["apiVersion"],
+            "kind": resource["kind"],
+            "metadata": {"namespace": namespace, "name": name, "uid": uid},
+        }
         view = await self._observer.look(resource)
         self._refused(view)
         old = resource.get("status") or {}

@@ -122,6 +122,7 @@ async def running(patch: pytest.MonkeyPatch, folder: Path, resync: float, limit:
     registry = build(Settings(resync=resync), [NS], "127.0.0.1", port)
     stop, settings = asyncio.Event(), kopf.OperatorSettings()
     settings.queueing.idle_timeout = settings.queueing.exit_timeout = 0.1  # it ends sooner
+    settings.watching.inactivity_timeout = 2.0  # instead of 70
     how = {"registry": registry, "settings": settings, "standalone": True, "namespaces": [NS], "stop_flag": stop}
     clock = asyncio.create_task(world.pass_time())
     await asyncio.sleep(0)  # what runs before kopf is none of its business: it would wait for the end of it
@@ -170,9 +171,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Object:
 async def test_whatever_the_watch_does_the_end_is_the_same(
     fault: str, plain: Object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the whole of a rollout; a silent one is made up for by the resync, here of 2 s."""
+    """In the whole of a rollout. A stream that stalls is opened anew; for what stays silent there is the resync."""
     async with running(monkeypatch, tmp_path, resync=2 if fault in {"silent", "refused", "broken"} else 30) as world:
         await world.stable()
+        if fault == "stalled":
+            world.door.stall()
         world.door.fault = fault
         await asyncio.sleep(1)  # streams that wait for the next event get it anew
         seconds = await world.noticed(lambda: world.sim.retuned(15))

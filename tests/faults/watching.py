@@ -20,7 +20,7 @@ KINDS = {
     "/apis/ddtree.dev/v1alpha1": [("ddtreedeployments", "DDTreeDeployment")],
 }
 WATCHED = {"pods", "deployments", "controllerrevisions", "jobs", "ddtreedeployments"}
-FAULTS = ("none", "closed", "doubled", "reordered", "gone", "refused", "broken", "silent")
+FAULTS = ("none", "closed", "doubled", "reordered", "gone", "refused", "broken", "stalled", "silent")
 PACE = 0.05  # seconds for which a watch gathers what it sends
 
 
@@ -47,17 +47,24 @@ class Door:
 
     closed: a stream ends after each event; doubled: each event twice, then an old one again; reordered: shuffled;
     gone: 410, in turns inside the stream and as the answer; refused: 403; broken: an error inside the stream;
-    silent: the connection stands and nothing comes. ``faults`` counts what was done to streams.
+    stalled: streams that were open before stand, and nothing comes; silent: so do all. ``faults`` counts what was done
+    to streams.
     """
 
     def __init__(self, server: Server, seed: int = 0) -> None:
         self.fault = "none"
+        self._open = self._stalled = 0  # streams that were opened; those of them that stall
         self.faults = 0
         self.closed = False  # ends every stream
         self._server = server
         self._events: list[tuple[int, str, str, Object]] = []  # version, plural, type, object
         self._rng = random.Random(seed)
         server.told = self._note
+
+    def stall(self) -> None:
+        """Let every stream that is open say nothing more."""
+        self.fault, self._stalled = "stalled", self._open
+        self.faults += self._open
 
     def _note(self, plural: str, kind: str, obj: Object) -> None:
         self._events.append((int(obj["metadata"]["resourceVersion"]), plural, kind, obj))
@@ -98,10 +105,13 @@ class Door:
         return web.json_response({**body, "message": f"injected {code}"}, status=code)
 
     async def _stream(self, plural: str, since: int) -> AsyncIterator[Object]:
-        quiet = 0
+        quiet, self._open = 0, self._open + 1
+        number = self._open
         while not self.closed:
             await asyncio.sleep(PACE)
             fault = self.fault
+            if fault == "stalled" and number <= self._stalled:
+                continue
             if fault == "silent":
                 continue
             if fault == "refused":

@@ -39,6 +39,11 @@ class Api:
         assert not check or done.returncode == 0, done.stderr
         return done
 
+    def started(self, *args: str) -> subprocess.Popen[str]:
+        """kubectl, while it runs."""
+        words = [self.env.get("DDTREE_KUBECTL", "kubectl"), "-n", self.namespace, *args]
+        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.env)
+
     def helm(self, *args: str) -> Done:
         return self.run(self.env.get("DDTREE_HELM", "helm"), *args)
 

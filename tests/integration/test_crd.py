@@ -129,6 +129,8 @@ def test_scale_and_columns(api: Api) -> None:
     assert row.split()[:7] == ["scaled", "Analyzing", "aaa", "bbb", "2/2", "analysis", "2.65"]
     found = json.loads(api.kubectl("get", "ddt", "scaled", "-o", "json").stdout)
     assert found["spec"]["replicas"] == 3
+    again = api.apply(GOOD + "paused: true\n", name="scaled", dry=False)  # a manifest that leaves replicas to somebody
+    assert json.loads(again.stdout)["spec"]["replicas"] == 3
     assert found["status"]["stable"]["fromTheFuture"] == 1  # written by a newer operator, kept
 
 

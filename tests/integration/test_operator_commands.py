@@ -116,19 +116,34 @@ def test_pause_resume_and_skip(operator: Installed) -> None:
     operator.apply(NS, NAME, tree(operator, 24, canary={"steps": steps, **FEW}))
     status = operator.reaches(NS, NAME, "Paused", saying="waiting for promote")
     assert status["step"] == "2/3 pause"
+    scaled(operator, serves(operator), 2)  # in the middle of a canary, as an autoscaler does
+    assert operator.reaches(NS, NAME, "Paused")["revision"] == status["revision"]
     assert code(operator, "promote", "--wait") == 0
     operator.reaches(NS, NAME, "Paused", saying="inconclusive")
     assert code(operator, "skip") == 1  # needs a reason
     assert code(operator, "skip", "--reason", "measured elsewhere", "--wait") == 0
     status = operator.reaches(NS, NAME, "Stable")
     assert serves(operator) == status["revision"]
+    assert status["readyReplicas"] == 2  # it was promoted at the size that was asked for meanwhile
     assert operator.api(NS).ddtreectl("rollout", "status", "nobody").returncode == 4
+
+
+def scaled(operator: Installed, revision: str, replicas: int) -> None:
+    """Scale the resource, and wait until so many engines of a revision are ready."""
+    operator.api(NS).kubectl("scale", "ddt", NAME, f"--replicas={replicas}")
+
+    def ready() -> bool:
+        mine = [d for d in operator.engines(NS, NAME) if d["metadata"]["labels"][LABEL_REVISION] == revision]
+        return [d["status"].get("readyReplicas") for d in mine] == [replicas]
+
+    operator.until(ready, f"{replicas} engines of {revision} are ready")
 
 
 def test_scaling_needs_no_canary(operator: Installed) -> None:
     before = operator.reaches(NS, NAME, "Stable")
-    operator.api(NS).kubectl("scale", "ddt", NAME, "--replicas=2")
-    operator.until(lambda: operator.status(NS, NAME).get("readyReplicas") == 2, "two engines serve")
+    scaled(operator, before["revision"], 3)
+    operator.until(lambda: operator.status(NS, NAME).get("readyReplicas") == 3, "three engines serve")
+    scaled(operator, before["revision"], 1)
     status = operator.reaches(NS, NAME, "Stable")
     assert status["revision"] == before["revision"]
     assert len(status["history"]) == len(before["history"])

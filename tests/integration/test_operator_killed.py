@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ddtree_operator.api.names import LABEL_DEPLOYMENT, LABEL_REVISION
-from integration.operator_cluster import Installed, Object, recording
+from integration.operator_cluster import RELEASE, SYSTEM, Installed, Object, recording
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
@@ -106,6 +106,15 @@ def test_killed_before_a_rollback_is_cleaned_up_it_cleans_up(operator: Installed
         "the refused engines are gone",
     )
     assert len(jobs(operator)) == 2
+
+
+def test_the_new_operator_is_alive_and_ready_by_its_own_word(operator: Installed) -> None:
+    labels = f"app.kubernetes.io/instance={RELEASE},app.kubernetes.io/name=ddtree-operator"
+    pods = [p for p in operator.children(SYSTEM, "pods", labels) if "deletionTimestamp" not in p["metadata"]]
+    assert len(pods) == 1
+    for path in ("healthz", "readyz"):
+        url = f"/api/v1/namespaces/{SYSTEM}/pods/{pods[0]['metadata']['name']}:8080/proxy/{path}"
+        assert operator.api(SYSTEM).kubectl("get", "--raw", url).stdout == "ok"
 
 
 def test_at_rest_nothing_is_written(operator: Installed) -> None:

@@ -154,6 +154,74 @@ def test_an_abort_in_shared_traffic_ends_with_the_stable_set_alone(operator: Ins
     assert service["spec"]["selector"][LABEL_REVISION] == before
 
 
+ASK = """
+import json, sys, urllib.request as web
+def ask(prompt, **more):
+    body = {"text": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": 200}, **more}
+    head = {"Content-Type": "application/json"}
+    return web.urlopen(web.Request(sys.argv[1] + "/generate", json.dumps(body).encode(), head), timeout=300)
+for number in range(100):
+    whole = json.load(ask(f"story {number}"))
+    if whole["meta_info"]["completion_tokens"] == 200:
+        break
+for line in ask(f"story {number}", stream=True):
+    data = line.strip().removeprefix(b"data: ")
+    if data == b"[DONE]":
+        sys.exit(0 if last["text"] == whole["text"] else "another text")
+    if data:
+        last = json.loads(data)
+        print(len(last["text"]), flush=True)
+sys.exit("cut off")
+"""
+# Slows the streams of engines down; with "hurry" waits until SIGTERM has reached them first, and speeds them up.
+PACE = """
+import json, sys, time, urllib.error, urllib.request as web
+def tell(at, seconds):
+    web.urlopen(web.Request(at + "/sim", json.dumps({"stream_delay": seconds}).encode()), timeout=10).read()
+hurry, *left = sys.argv[1:]
+while left:
+    for at in list(left):
+        try:
+            web.urlopen(at + "/health", timeout=10).read()
+        except urllib.error.HTTPError:
+            print(f"{at} drains", flush=True)
+            left.remove(at)
+            tell(at, 0.001)
+        except OSError:
+            left.remove(at)
+        else:
+            if hurry != "hurry":
+                left.remove(at)
+                tell(at, 2)
+    time.sleep(0.05)
+"""
+
+
+def test_a_stream_outlives_the_promotion_and_the_removal_of_its_engine(operator: Installed, client: Client) -> None:
+    before = operator.status(NS, NAME)["stable"]["revision"]
+    steps = [{"analysis": {}}, {"pause": {}}]
+    operator.apply(
+        NS, NAME, operator.spec("DDTREE", replicas=2, engine={"speculative": {"budget": 20}}, canary={"steps": steps})
+    )
+    status = operator.reaches(NS, NAME, "Paused", "RolledBack")
+    assert status["phase"] == "Paused", status["message"]
+    engines = [f"http://{pod['status']['podIP']}:30000" for pod in pods_of(operator, before)]
+    service = operator.reader.get(f"/api/v1/namespaces/{NS}/services/{NAME}")
+    assert service is not None
+    api, python = operator.api(NS), ("exec", "client", "--", "python3", "-u", "-c")
+    api.kubectl(*python, PACE, "slowly", *engines)
+    with api.started(*python, ASK, f"http://{service['spec']['clusterIP']}:30000") as stream:
+        assert stream.stdout is not None
+        assert stream.stdout.readline(), "it streams"
+        assert api.ddtreectl("rollout", "promote", NAME).returncode == 0
+        told = api.kubectl(*python, PACE, "hurry", *engines).stdout  # until both engines have left or drain
+        assert "drains" in told
+        assert stream.wait(60) == 0, stream.stderr and stream.stderr.read()
+    assert operator.reaches(NS, NAME, "Stable")["revision"] == status["revision"]
+    operator.until(lambda: not pods_of(operator, before), "its engine is gone")
+    client.more(10)
+
+
 def test_nobody_noticed(client: Client) -> None:
     client.more(5)
     requests, failed = client.counts()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -203,3 +204,21 @@ def test_profile_can_be_patched(tmp_path):
     )
     assert out.returncode == 1
     assert out.stderr.startswith("ddtree: refused: self-check failed")
+
+
+def test_a_streamed_answer_is_the_same_text_and_is_finished_after_sigterm():
+    with SimEngine("--sim-stream-delay", "30") as engine:
+        whole = generate(engine, "a story", 40)
+        body = {"text": "a story", "stream": True, "sampling_params": {"temperature": 0, "max_new_tokens": 40}}
+        request = urllib.request.Request(engine.url + "/generate", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            engine.process.send_signal(signal.SIGTERM)
+            while call(engine.url + "/health")[0] != 503:
+                time.sleep(0.01)
+            assert call(engine.url + "/sim", {"stream_delay": 0.0001})[0] == 200
+            events = [line.removeprefix(b"data: ") for line in answer.read().split(b"\n\n") if line]
+        assert events[-1] == b"[DONE]"
+        last = json.loads(events[-2])
+        assert (last["text"], last["meta_info"]["completion_tokens"]) == (whole["text"], 40)
+        assert len(events) > 5
+        assert engine.wait() == 0

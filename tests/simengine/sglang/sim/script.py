@@ -20,6 +20,7 @@ class Script:
     accept: str = ""
     noise: float = 0.1
     step_delay: float = 0.002
+    stream_delay: float = 0.0  # of a step of a streamed answer; 0: step_delay
     jitter: float = 0.0
     start_delay: float = 0.0
     health_delay: float = 1.0

@@ -173,10 +173,16 @@ class Handler(BaseHTTPRequestHandler):
         start = time.monotonic()
         answer = generate(ids, max_new, script, engine.accept)
         steps = answer.verify_steps or len(answer.ids)
-        delay = steps * script.step_delay
-        if script.jitter:
-            delay *= random.lognormvariate(0, script.jitter)
-        time.sleep(delay)
+        if body.get("stream"):
+            self._begin_stream()
+            for step in range(1, steps):
+                self._stream_step()
+                self._event({"text": decode(answer.ids[: step * len(answer.ids) // steps]), "meta_info": {}})
+        else:
+            delay = steps * script.step_delay
+            if script.jitter:
+                delay *= random.lognormvariate(0, script.jitter)
+            time.sleep(delay)
         seconds = time.monotonic() - start
         meta: dict[str, Any] = {
             "id": f"sim-{seen}",
@@ -208,7 +214,37 @@ class Handler(BaseHTTPRequestHandler):
             engine.steps += answer.verify_steps
             engine.accepted += answer.accepted
             engine.generate_seconds += seconds
-        self._json({"text": decode(answer.ids), "output_ids": answer.ids, "meta_info": meta})
+        whole = {"text": decode(answer.ids), "output_ids": answer.ids, "meta_info": meta}
+        if body.get("stream"):
+            self._event(whole)
+            self._chunk(b"data: [DONE]\n\n")
+            self._chunk(b"")
+        else:
+            self._json(whole)
+
+    def _begin_stream(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.send_header("Connection", "close")
+        self.close_connection = True
+        self.end_headers()
+
+    def _stream_step(self) -> None:
+        """As long as a step takes, by the script as it is meanwhile."""
+        began = time.monotonic()
+        while True:
+            script = self.server.script
+            left = began + (script.stream_delay or script.step_delay) - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(0.02, left))
+
+    def _event(self, data: object) -> None:
+        self._chunk(b"data: " + json.dumps(data).encode() + b"\n\n")
+
+    def _chunk(self, data: bytes) -> None:
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
     def _json(self, answer: object) -> None:
         self._send(200, json.dumps(answer).encode(), "application/json")

@@ -2,7 +2,7 @@
 
 usage: child.py FD KWARGS.json
 Commands: {"run": {"prompts": [[ids]], "params": {...}, "concurrency": n,
-"lengths": [tokens of each answer]}}, {"gap": {"prompts": [[ids]]}},
+"lengths": [tokens of each answer], "logprob": true to have those of the text}}, {"gap": {"prompts": [[ids]]}},
 {"profile": {...as run..., "folder": path}}, {"stop": {}}
 """
 
@@ -26,7 +26,8 @@ async def generate(engine: Any, order: dict[str, Any]) -> dict[str, Any]:
         params = order["params"] | ({"max_new_tokens": length} if length else {})
         async with gate:
             if not order.get("stream"):
-                return dict(await engine.async_generate(input_ids=ids, sampling_params=params))
+                more = {"return_logprob": True} if order.get("logprob") else {}
+                return dict(await engine.async_generate(input_ids=ids, sampling_params=params, **more))
             seen, at, answer = 0, 0.0, {}
             async for answer in await engine.async_generate(input_ids=ids, sampling_params=params, stream=True):
                 now, count = time.perf_counter(), answer["meta_info"]["completion_tokens"]
@@ -51,6 +52,7 @@ async def generate(engine: Any, order: dict[str, Any]) -> dict[str, Any]:
         "seconds": taken,
         **quantiles,
         "outputs": [list(a["output_ids"]) for a in answers],
+        **({"logprobs": [[t[0] for t in m["output_token_logprobs"]] for m in metas]} if order.get("logprob") else {}),
         "tokens": sum(m["completion_tokens"] for m in metas),
         "verify": [m.get("spec_verify_ct") or 0 for m in metas],
         "correct": [m.get("spec_num_correct_drafts") or 0 for m in metas],

@@ -1,11 +1,11 @@
 # ruff: noqa: E501 (tables are printed in one piece)
 """The engine on a GPU: parity with plain decoding, and throughput of plain, chain and trees. Writes one JSON file.
 
-usage: engine.py OUT.json --pair FOLDER --prompts IDS.json --phase parity,speed,steps,profile,sample [options]
+usage: engine.py OUT.json --pair FOLDER --prompts IDS.json --phase parity,speed,steps,profile,sample,requests [options]
 
 All engines live at once on the GPU and take turns in random order, so that runs are paired in time. Each (engine,
 concurrency) runs once unmeasured first. A run's tokens, seconds, verify steps, accepted drafts and the hash of its
-outputs are kept.
+outputs are kept, on disk as soon as the run is over (``journal.py``): what cuts the benchmark off loses nothing measured.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ import json
 import os
 import random
 import select
+import signal
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from journal import Journal
 
 HERE = Path(__file__).resolve().parent
 COMMON: dict[str, Any] = {
@@ -61,6 +64,8 @@ def engine_kwargs(name: str, pair: Path, extra: dict[str, Any]) -> dict[str, Any
         elif option == "pg":  # CUDA graphs for prefill, as SGLang has them by default, for few sizes
             del out["disable_prefill_cuda_graph"]
             out["cuda_graph_bs_prefill"] = [64, 128, 256, 512, 1024]
+        elif option == "grammar":  # needs the target's tokenizer
+            out |= {"grammar_backend": "xgrammar", "skip_tokenizer_init": False}
         elif option.startswith("tp"):
             out["tp_size"] = int(option[2:])
         elif option in ("spine", "stock"):
@@ -71,15 +76,17 @@ def engine_kwargs(name: str, pair: Path, extra: dict[str, Any]) -> dict[str, Any
 
 
 class Child:
-    """One engine process."""
+    """One engine process. ``path``: a folder whose packages come before the installed ones."""
 
-    def __init__(self, name: str, kwargs: dict[str, Any], logs: Path) -> None:
+    def __init__(self, name: str, kwargs: dict[str, Any], logs: Path, path: Path | None = None) -> None:
         self.name = name
         spec = logs / f"{name}.json"
         spec.write_text(json.dumps(kwargs))
         self.log = logs / f"{name}.log"
         read, write = os.pipe()
         environment = dict(os.environ)
+        if path is not None:
+            environment["PYTHONPATH"] = f"{path}{os.pathsep}{environment.get('PYTHONPATH', '')}"
         if "+spine" in name:
             environment["SGLANG_DDTREE_SPINE"] = "1"
         if "+stock" in name:
@@ -131,23 +138,34 @@ class Child:
 
 def start(
     names: list[str], pair: Path, extra: dict[str, Any], logs: Path, timeout: float, stagger: float
-) -> dict[str, Child]:
-    """Start engines side by side. Those that fail are reported and left out."""
-    children = []
-    for name in names:
-        children.append(Child(name, engine_kwargs(name, pair, extra), logs))
-        time.sleep(stagger)
-    alive = {}
+) -> tuple[dict[str, Child], dict[str, str]]:
+    """Start engines side by side: those that came up, and of the others the end of what they said."""
+    children: list[Child] = []
+    try:
+        for name in names:
+            children.append(Child(name, engine_kwargs(name, pair, extra), logs))
+            time.sleep(stagger)
+        return came_up(children, timeout)
+    except BaseException:
+        for child in children:
+            child.stop()
+        raise
+
+
+def came_up(children: list[Child], timeout: float) -> tuple[dict[str, Child], dict[str, str]]:
+    """Wait for engines that are starting; those that fail or are late are ended."""
+    alive, failed = {}, {}
     deadline = time.monotonic() + timeout
     for child in children:
         got = child.answer(max(1.0, deadline - time.monotonic()))
         if "error" in got:
-            print(f"FAILED {child.name}: {got['error'][-1200:]}", flush=True)
+            failed[child.name] = got["error"][-1200:]
+            print(f"FAILED {child.name}: {failed[child.name]}", flush=True)
             child.stop()
         else:
             print(f"started {child.name} in {got['started']:.0f} s", flush=True)
             alive[child.name] = child
-    return alive
+    return alive, failed
 
 
 def summary(order: dict[str, Any], got: dict[str, Any]) -> dict[str, Any]:
@@ -168,7 +186,7 @@ def summary(order: dict[str, Any], got: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def parity(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Namespace) -> dict[str, Any]:
+def parity(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Namespace, journal: Journal) -> None:
     """Outputs of every engine against plain's, and the top-2 gap where they part."""
     prompts = prompts[: args.parity_count]
     order = {
@@ -178,11 +196,11 @@ def parity(engines: dict[str, Child], prompts: list[list[int]], args: argparse.N
     }
     first = next(name for name in engines if name.startswith("plain"))
     plain = engines[first].ask("run", order)
-    out: dict[str, Any] = {"plain": summary(order, plain), "against": []}
+    journal.put("plain", summary(order, plain))
     again = engines[first].ask("run", order | {"concurrency": 1, "prompts": prompts[:40]})
     repeat = sum(a == b for a, b in zip(again["outputs"], plain["outputs"], strict=False))
-    out["plain at concurrency 1 equals plain"] = f"{repeat} of {len(again['outputs'])}"
-    print("plain", out["plain"], "repeat", repeat, flush=True)
+    journal.put("plain at concurrency 1 equals plain", f"{repeat} of {len(again['outputs'])}")
+    print("plain", summary(order, plain), "repeat", repeat, flush=True)
     for name, child in engines.items():
         if name == first:
             continue
@@ -190,7 +208,7 @@ def parity(engines: dict[str, Child], prompts: list[list[int]], args: argparse.N
             got = child.ask("run", order)
         except RuntimeError as error:
             print("FAILED", str(error)[-1200:], flush=True)
-            out["against"].append({"engine": name, "error": str(error)[-500:]})
+            journal.add("against", {"engine": name, "error": str(error)[-500:]})
             continue
         parted = []
         for i, (a, b) in enumerate(zip(plain["outputs"], got["outputs"], strict=True)):
@@ -204,16 +222,14 @@ def parity(engines: dict[str, Child], prompts: list[list[int]], args: argparse.N
                 d["between the top two"] = {top[0][1], top[1][1]} >= {*d["plain"], *d["other"]}
         row = {"engine": name, "equal": len(prompts) - len(parted), "of": len(prompts),
                "largest gap": max((d["gap"] for d in parted), default=0.0), "parted": parted, **summary(order, got)}  # fmt: skip
-        out["against"].append(row)
+        journal.add("against", row)
         print(
             {k: v for k, v in row.items() if k != "parted"}, "gaps", sorted(d["gap"] for d in parted)[-5:], flush=True
         )
-    return out
 
 
-def speed(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Namespace) -> dict[str, Any]:
-    """Closed loops at each concurrency, engines taking turns. Raw runs are also written as they come, beside OUT."""
-    journal = args.out.with_suffix(".runs.jsonl").open("w")
+def speed(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Namespace, journal: Journal) -> None:
+    """Closed loops at each concurrency, engines taking turns."""
     rng = random.Random(args.seed)
     runs: list[dict[str, Any]] = []
     deadline = time.monotonic() + args.budget
@@ -232,22 +248,20 @@ def speed(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Na
             for name in turn:
                 got = engines[name].ask("run", order)
                 if repeat >= 0:
-                    runs.append({"engine": name, "repeat": repeat, **summary(order, got)})
-                    journal.write(json.dumps(runs[-1]) + "\n")
-                    journal.flush()
+                    runs.append(journal.add("runs", {"engine": name, "repeat": repeat, **summary(order, got)}))
             if time.monotonic() > deadline:
+                journal.put("out of time", f"after repeat {repeat} at concurrency {concurrency}")
                 print("out of time", flush=True)
-                return {"runs": runs}
+                return
         for name in engines:
             mine = [r for r in runs if r["engine"] == name and r["concurrency"] == concurrency]
             if mine:
                 print(f"c{concurrency:<3} {name:16} {statistics.median(r['tok_s'] for r in mine):9.1f} tok/s  "
                       f"accept {statistics.mean(r['accept'] for r in mine):.3f}  spread {min(r['tok_s'] for r in mine):.0f}-{max(r['tok_s'] for r in mine):.0f}  "
                       f"itl {statistics.median(r['itl_p50'] for r in mine):.2f} {statistics.median(r['itl_p99'] for r in mine):.2f}  runs {len(mine)}", flush=True)  # fmt: skip
-    return {"runs": runs}
 
 
-def steps(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Namespace) -> dict[str, Any]:
+def steps(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Namespace, journal: Journal) -> None:
     """Cost of one step: the same prompt in every slot, so that all requests step together. ``step_ms`` is the median
     time between two answers of a request; ``spread_ms`` the whole run over its steps, prefill included."""
     rng = random.Random(args.seed)
@@ -262,49 +276,71 @@ def steps(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Na
                 got = engines[name].ask("run", order)
                 count = max(got["verify"]) or args.step_tokens
                 if repeat >= 0:
-                    runs.append({"engine": name, "repeat": repeat, "steps": count,
-                                 "step_ms": got["gap_p50"], "spread_ms": round(got["seconds"] * 1000 / count, 4),
-                                 **summary(order, got)})  # fmt: skip
+                    run = {"engine": name, "repeat": repeat, "steps": count, "step_ms": got["gap_p50"],
+                           "spread_ms": round(got["seconds"] * 1000 / count, 4), **summary(order, got)}  # fmt: skip
+                    runs.append(journal.add("runs", run))
         for name in engines:
             mine = [r["step_ms"] for r in runs if r["engine"] == name and r["concurrency"] == batch]
             print(
                 f"batch {batch:<3} {name:16} {statistics.median(mine):8.3f} ms a step  spread {min(mine):.3f}-{max(mine):.3f}",
                 flush=True,
             )
-    return {"runs": runs}
 
 
-def sample(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Namespace) -> dict[str, Any]:
+def sample(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Namespace, journal: Journal) -> None:
     """Temperature 1 with top-k and top-p: the third token's frequencies beside plain's, as a chi-square statistic over
     its degrees of freedom. The first token is the prefill's, the others come from trees."""
     params = {"temperature": 1.0, "top_k": 12, "top_p": 0.9, "max_new_tokens": 3, "ignore_eos": True}
     order = {"prompts": [prompts[1]] * args.samples, "concurrency": max(args.graphs), "params": params}
-    out: dict[str, Any] = {}
+    first = next(name for name in engines if name.startswith("plain"))
     counts: dict[str, dict[int, int]] = {}
-    for name, child in engines.items():
-        for repeat in (1, 2) if name == "plain" else (1,):
-            got = child.ask("run", order)
-            mine: dict[int, int] = {}
-            for ids in got["outputs"]:
-                mine[ids[2]] = mine.get(ids[2], 0) + 1
-            counts[name if repeat == 1 else "plain again"] = mine
-    base = counts["plain"]
-    for name, mine in counts.items():
-        common = [t for t in {*base, *mine} if base.get(t, 0) + mine.get(t, 0) >= 10]
-        pairs = [(base.get(t, 0), mine.get(t, 0)) for t in common]
+    for name in (first, *engines):  # plain twice: how far two samples of one distribution are apart
+        label = f"{name}, again" if name == first and counts else name
+        mine: dict[int, int] = {}
+        for ids in engines[name].ask("run", order)["outputs"]:
+            mine[ids[2]] = mine.get(ids[2], 0) + 1
+        counts[label] = mine
+        pairs = [(counts[first].get(t, 0), mine.get(t, 0)) for t in {*counts[first], *mine}]
+        pairs = [(a, b) for a, b in pairs if a + b >= 10]
         pairs.append((args.samples - sum(a for a, _ in pairs), args.samples - sum(b for _, b in pairs)))
         square = sum((a - b) ** 2 / (a + b) for a, b in pairs if a + b)
-        out[name] = {"chi_square": round(square, 2), "freedom": sum(1 for a, b in pairs if a + b) - 1}
-        print("sample", name, out[name], flush=True)
-    return out
+        row = {"engine": label, "chi_square": round(square, 2), "freedom": sum(1 for a, b in pairs if a + b) - 1}
+        journal.add("against", row | {"drawn": sorted(mine.items())})
+        print("sample", row, flush=True)
 
 
-def profile(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Namespace) -> dict[str, Any]:
+def requests(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Namespace, journal: Journal) -> None:
+    """What a request can ask for beside greedy text, against the first plain engine: log-probabilities of the text
+    where both wrote the same, and text under regular expressions by the engines that have a grammar ("+grammar")."""
+    first = next(name for name in engines if name.startswith("plain"))
+    greedy = {"temperature": 0, "max_new_tokens": args.tokens}
+    order = {"prompts": prompts[: args.parity_count], "concurrency": args.parity_concurrency, "params": greedy}
+    seen: dict[str, dict[str, Any]] = {}
+    for name, child in engines.items():
+        seen[name] = child.ask("run", order | {"logprob": True})
+        plain, mine = seen[first], seen[name]
+        texts = zip(plain["outputs"], mine["outputs"], plain["logprobs"], mine["logprobs"], strict=True)
+        off = [abs(x - y) for ids, others, a, b in texts if ids == others for x, y in zip(a, b, strict=True)]
+        row = {"engine": name, "tokens compared": len(off), "largest difference": round(max(off, default=0.0), 5),
+               "median": round(statistics.median(off), 6) if off else None}  # fmt: skip
+        journal.add("log-probabilities", row)
+        print("log-probabilities", row, flush=True)
+    able = [name for name in engines if "+grammar" in name]
+    for pattern in ("[a-z ]{8,40}", "(yes|no|maybe)(, (yes|no|maybe)){2,6}", "[0-9]+\\.[0-9]{2}"):
+        text: dict[str, list[list[int]]] = {}
+        for name in able:
+            text[name] = engines[name].ask("run", order | {"params": greedy | {"regex": pattern}})["outputs"]
+            equal = sum(a == b for a, b in zip(text[name], text[able[0]], strict=True))
+            row = {"engine": name, "pattern": pattern, "equal": equal, "of": len(text[name]), "against": able[0]}
+            journal.add("grammar", row)
+            print("grammar", row, flush=True)
+
+
+def profile(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Namespace, journal: Journal) -> None:
     """Where a decode step's time goes, and its host synchronisations, from profiler traces of the scheduler: the same
     prompt in every slot. With the GPU's activity alone the host is hardly slowed, so gaps are real."""
     import step_trace as traces
 
-    out: dict[str, Any] = {}
     keep = args.out.with_suffix("")
     for batch in args.batches:
         order = {"prompts": [prompts[0]] * batch, "concurrency": batch,
@@ -321,9 +357,9 @@ def profile(engines: dict[str, Child], prompts: list[list[int]], args: argparse.
                 while not (found := list(folder.rglob("*.json.gz"))) and time.monotonic() < deadline:
                     time.sleep(0.1)
                 for file in found:
-                    out[label] = traces.summarise(traces.read(file), 2 if any(got["verify"]) else 1)
-                    print(traces.show(label, out[label]), flush=True)
-    return out
+                    summed = traces.summarise(traces.read(file), 2 if any(got["verify"]) else 1)
+                    journal.put(label, summed)
+                    print(traces.show(label, summed), flush=True)
 
 
 def read_prompts(path: Path, pair: Path) -> list[list[int]]:
@@ -339,15 +375,16 @@ def read_prompts(path: Path, pair: Path) -> list[list[int]]:
     return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
 
+PHASES = {"parity": parity, "speed": speed, "steps": steps, "profile": profile, "sample": sample, "requests": requests}
+
+
 def main() -> int:
     """Command line."""
     ask = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     ask.add_argument("out", type=Path)
     ask.add_argument("--pair", type=Path, required=True)
     ask.add_argument("--prompts", type=Path, required=True)
-    ask.add_argument(
-        "--phase", type=lambda s: s.split(","), required=True, help="parity, speed, steps, profile, sample"
-    )
+    ask.add_argument("--phase", type=lambda s: s.split(","), required=True, help=", ".join(PHASES))
     ask.add_argument("--only", default="", help="speed: concurrency=engine+engine;... runs only these there")
     ask.add_argument("--engines", default="plain,chain16,tree15,tree63")
     ask.add_argument("--dtype", default="bfloat16")
@@ -386,33 +423,44 @@ def main() -> int:
     prompts = read_prompts(args.prompts, args.pair)[: args.count]
     extra = {"dtype": args.dtype, "cuda_graph_bs_decode": args.graphs, "max_running_requests": max(args.graphs),
              "max_total_tokens": args.pool}  # fmt: skip
+    wanted = args.engines.split(",")
+    if unknown := [phase for phase in args.phase if phase not in PHASES]:
+        print(f"unknown phase {unknown[0]!r}: {', '.join(PHASES)}", file=sys.stderr)
+        return 2
     logs = args.out.with_suffix("")
     logs.mkdir(parents=True, exist_ok=True)
-    engines = start(args.engines.split(","), args.pair, extra, logs, args.start, args.stagger)
-    wanted = args.engines.split(",")
-    phases = {"parity": parity, "speed": speed, "steps": steps, "profile": profile, "sample": sample}
-    record: dict[str, Any] = {
-        "machine": {"gpu": torch.cuda.get_device_name(0), "count": 1},
+    head = {
+        "machine": {"gpu": torch.cuda.get_device_name(0), "count": torch.cuda.device_count()},
         "versions": {"torch": torch.__version__, "triton": triton.__version__, "sglang": sglang.__version__},
         "command": " ".join(["dev/gpu/engine.py", *sys.argv[1:]]),
         "seed": args.seed,
         "pair": args.pair.name,
         "dtype": args.dtype,
         "wanted": wanted,
-        "started": list(engines),
     }
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # `timeout` sends it: engines are ended, the record written
+    engines, failed = start(wanted, args.pair, extra, logs, args.start, args.stagger)
     try:
-        for phase in args.phase if engines else []:
-            try:
-                record[phase] = phases[phase](engines, prompts, args)
-            except Exception as error:  # the other phases and what was measured are kept
-                record[phase] = {"error": str(error)[-1500:]}
-                print(f"FAILED phase {phase}: {str(error)[-1500:]}", flush=True)
-            args.out.write_text(json.dumps(record, indent=1) + "\n")
+        with Journal(args.out, head | {"started": list(engines), "failed": failed}) as journal:
+            measure(args.phase if engines else [], engines, prompts, args, journal)
     finally:
         for child in engines.values():
             child.stop()
     return 0 if len(engines) == len(wanted) else 1
+
+
+def measure(
+    phases: list[str], engines: dict[str, Child], prompts: list[list[int]], args: argparse.Namespace, journal: Journal
+) -> None:
+    """The phases in turn. One that fails does not keep the others from being measured."""
+    for phase in phases:
+        journal.begin(phase)
+        try:
+            PHASES[phase](engines, prompts, args, journal)
+            journal.end()
+        except Exception as error:
+            journal.put("error", str(error)[-1500:] or type(error).__name__)
+            print(f"FAILED phase {phase}: {str(error)[-1500:]}", flush=True)
 
 
 if __name__ == "__main__":

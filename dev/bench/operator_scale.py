@@ -181,6 +181,13 @@ class Operator:
             **{key: float(n) for key, n in sorted(requests.items())},
         }
 
+    def looks(self) -> tuple[int, float, dict[float, int]]:
+        """How many looks at resources there were, their seconds in all, and how many took at most so many seconds."""
+        name, text = "ddtree_operator_reconcile_duration_seconds", self._metrics()
+        count, total = (float(re.findall(rf"^{name}_{part} (\S+)$", text, re.M)[0]) for part in ("count", "sum"))
+        edges = re.findall(rf'^{name}_bucket\{{le="([^"]+)"\}} (\S+)$', text, re.M)
+        return int(count), total, {float(edge): int(float(n)) for edge, n in edges}
+
     def quiet(self, seconds: float, limit: float) -> None:
         """Wait until nothing was written for so long: engines of replaced revisions leave after their drain."""
         began, last, since = time.monotonic(), self.writes(), time.monotonic()

@@ -40,6 +40,8 @@ NAMESPACES = (
     "op-swap",
     "op-replicas",
     "op-gateway",
+    "op-slow",
+    "op-nodes",
 )
 PATIENCE = 240.0  # seconds; the machine may be busy
 CHART = ROOT / "charts/ddtree-operator"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 
 from ddtree_operator.build import RegistryClient, RegistryError, image_reference, job_result
 from ddtree_operator.build.context import LABEL_FACTS, LABEL_PACKAGES, LABEL_RECIPE_DIGEST
-from integration.build_cluster import BUILDER_NAMESPACE, NAMESPACE, NOWHERE, REGISTRY, REPO, BuildCluster, until
+from integration.build_cluster import BUILDER_NAMESPACE, NAMESPACE, NOWHERE, REGISTRY, REPO, BuildCluster, cache, until
 
 pytestmark = pytest.mark.integration
 
@@ -121,6 +122,16 @@ def test_a_wheel_with_a_wrong_sha256_is_named_with_both(cluster: BuildCluster) -
         f"the wheel {wrong['url']} has sha256 {cluster.sglang['sha256']}, but {'0' * 64} is asked for; "
         "correct the sha256 or the address"
     )
+    assert (failed.heals, failed.attempts) == (False, 1)
+
+
+def test_a_wheel_that_is_cut_short_is_named_although_its_sha256_is_right(cluster: BuildCluster) -> None:
+    whole = cluster.offer("demo_cut", {"demo_cut/__init__.py": "x = 1\n" * 1000})
+    path = cache() / "wheelhouse/build-test" / whole["url"]
+    path.write_bytes(path.read_bytes()[:3000])
+    cut = {**whole, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    failed = cluster.build(EMPTY, retries=True, kernelWheels=[cut])
+    assert failed.sentence.startswith(f"the wheel {cut['url']} is damaged or cut short")
     assert (failed.heals, failed.attempts) == (False, 1)
 
 

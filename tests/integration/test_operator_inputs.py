@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from ddtree_operator.api.names import LABEL_DEPLOYMENT
 from integration.ddt_api import DIGEST
 from integration.operator_cluster import NOWHERE, Installed, Object, condition
+from integration.test_registry_real import Registry
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
@@ -40,11 +42,22 @@ def specs(operator: Installed) -> dict[str, Object]:
         "no-image": operator.spec(engine={"image": f"{operator.registry}/ddtree/not-there@{DIGEST}"}),
         "no-model": operator.spec(model={"path": "/models/not-there"}, engine=crash),
         "no-node": operator.spec(placement={"gpu": {"perReplica": 1, "product": ["NVIDIA-B200"]}, "pin": "product"}),
+        "new-cuda": operator.spec(
+            engine={"image": image_of_cuda(operator, "99.1.0")},
+            placement={"gpu": {"perReplica": 1, "product": ["NVIDIA-H200"]}, "pin": "product"},
+        ),
         "bad-template": operator.spec(engine={"podTemplate": {"metadata": "not an object"}}),
         "privileged": operator.spec(
             engine={"podTemplate": {"spec": {"hostNetwork": True, "containers": [{"name": "engine", "ports": None}]}}}
         ),
     }
+
+
+def image_of_cuda(operator: Installed, version: str) -> str:
+    """A ready-made image without any label of ours, as NVIDIA's say which CUDA is in them."""
+    local = operator.env.get("DDTREE_REGISTRY_LOCAL", operator.registry)
+    image = Registry(local, Path()).push(b"cuda", env=[f"CUDA_VERSION={version}"])
+    return image.replace(local, operator.registry, 1)
 
 
 def push(operator: Installed, secret: str) -> Object:
@@ -151,6 +164,13 @@ def test_what_kubectl_refuses(operator: Installed, more: dict[str, Any], sentenc
             f"/ddtree/not-there@{DIGEST} cannot be pulled: not found",
         ),
         ("no-node", "Placing", "Placed", "NoNodeFits", "node-a: product NVIDIA-H200, not NVIDIA-B200"),
+        (
+            "new-cuda",
+            "Placing",
+            "Placed",
+            "NoNodeFits",
+            "node-a: driver 580.95.05 serves CUDA up to 13.0, the image needs 99.1",
+        ),
         (
             "bad-template",
             "Pending",

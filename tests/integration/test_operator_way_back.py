@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import pty
 import re
+import subprocess
 import sys
+import threading
 import urllib.request
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 
@@ -22,13 +28,58 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 NS, NAME = "op-way-back", "m"
 
 
+@dataclass(frozen=True)
+class Followed:
+    """What ``build logs -f`` said while the build ran: exit code, the log, and what stood on the terminal."""
+
+    code: int
+    log: str
+    screen: str
+
+
+def follow(operator: Installed) -> Followed:
+    """``build logs -f`` with its stderr on a terminal, to its end."""
+    ours, terminal = pty.openpty()
+    command = [sys.executable, "-m", "ddtreectl", "build", "logs", NAME, "-f", "-n", NS]
+    env = operator.env | {"COLUMNS": "100", "TERM": "xterm"}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=terminal, text=True) as process:
+        os.close(terminal)
+        screen: list[bytes] = []
+        reader = threading.Thread(target=_read, args=(ours, screen))
+        reader.start()
+        log, _ = process.communicate(timeout=240)
+        reader.join(60)
+    os.close(ours)
+    return Followed(process.returncode, log, b"".join(screen).decode())
+
+
+def _read(terminal: int, into: list[bytes]) -> None:
+    with contextlib.suppress(OSError):  # the other end was closed
+        while data := os.read(terminal, 65536):
+            into.append(data)
+
+
 @pytest.fixture(scope="module")
-def first(operator: Installed) -> Iterator[Object]:
-    """A revision that serves, from an image that no other test uses."""
+def followed(operator: Installed) -> Iterator[Followed]:
+    """The build of an image that no other test uses, watched while it runs."""
     put_config_map(operator, NS, "own", {"series": f"# {uuid.uuid4().hex}\n"})
     operator.apply(NS, NAME, operator.built("DFLASH", series="own"))
-    yield operator.reaches(NS, NAME, "Stable", "RolledBack")
+    operator.until(lambda: operator.status(NS, NAME).get("build", {}).get("job"), "the build has a Job")
+    yield follow(operator)
     operator.api(NS).kubectl("delete", "ddt", "--all", "--wait=false")
+
+
+@pytest.fixture(scope="module")
+def first(operator: Installed, followed: Followed) -> Object:
+    """A revision that serves, from that image."""
+    return operator.reaches(NS, NAME, "Stable", "RolledBack")
+
+
+def test_a_build_is_followed_with_a_line_that_says_the_step(followed: Followed) -> None:
+    assert followed.code == 0, followed.screen
+    assert "pushing manifest for" in followed.log
+    assert re.search(r"\r\x1b\[K\x1b\[36m\d+:\d\d  \w+ \d+/\d+: RUN ", followed.screen), followed.screen
+    assert re.search(r"built sha256:[0-9a-f]{64}", followed.screen.replace("\r\n", "\n")), followed.screen
 
 
 def local(operator: Installed, ref: str) -> str:

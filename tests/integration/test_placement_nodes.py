@@ -18,6 +18,7 @@ from ddtree_operator.api.names import GPU_RESOURCE
 from ddtree_operator.api.spec import PlacementSpec
 from ddtree_operator.placement import Inventory, NodeFit, affinity, choose_group, match, summary
 from integration.build_cluster import until
+from integration.operator_cluster import Installed
 
 pytestmark = pytest.mark.integration
 
@@ -25,6 +26,8 @@ CLUSTER = str(Path(__file__).resolve().parents[2] / "dev/cluster/cluster")
 PRODUCT, MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
 
 H100 = "NVIDIA-H100-80GB-HBM3"
+PLAIN = "fake-nvidia-h100-80gb-hbm3-"
+SILENT = "silent"
 SHARED = f"{PRODUCT}={H100}-SHARED"
 GPU_TAINT = {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}  # as every engine pod has it
 
@@ -36,9 +39,15 @@ ODD: dict[str, tuple[str, ...]] = {
     "fake-nvidia-h100-80gb-hbm3-6": ("label", "node", "{node}", "--overwrite", f"{PRODUCT}=NVIDIA-H100-MIG-1g.10gb"),
     "fake-nvidia-h100-80gb-hbm3-7": ("label", "node", "{node}", "--overwrite", f"{MEMORY}=eighty"),
     "fake-nvidia-h100-80gb-hbm3-8": ("label", "node", "{node}", f"{PRODUCT}-"),
+    "fake-nvidia-h100-80gb-hbm3-9": ("label", "node", "{node}", "--overwrite", f"{PRODUCT}={H100}-MIG-INVALID"),
+    "fake-nvidia-h100-80gb-hbm3-10": ("label", "node", "{node}", "--overwrite", "nvidia.com/mig.strategy=mixed",
+                                      "nvidia.com/mig-1g.10gb.count=4"),
+    "fake-nvidia-h100-80gb-hbm3-11": ("label", "node", "{node}", "--overwrite", "nvidia.com/gpu.sharing-strategy=mps"),
+    "fake-nvidia-h100-80gb-hbm3-12": ("label", "node", "{node}", f"{MEMORY}-"),
 }  # fmt: skip
 
 Object = dict[str, Any]
+NS = "op-nodes"
 
 
 class Nodes:
@@ -113,15 +122,30 @@ def _refused(pod: Object) -> bool:
 def nodes() -> Iterator[Nodes]:
     made = Nodes()
     made.fake("0")
-    made.fake("9", H100, "2")
+    made.fake("13", H100, "2")
     made.fake("2", "NVIDIA-B200", "4")
     made.kubectl("create", "namespace", made.namespace)
     for node, change in ODD.items():
         made.kubectl(*(part.format(node=node) for part in change))
+    made.kubectl("create", "-f", "-", stdin=json.dumps(silent(made.items("nodes", "-l", f"{PRODUCT}={H100}")[0])))
     until(lambda: all(_seen(n) for n in made.items("nodes")), 60, "the cordoned node carries its taint")
     yield made
     made.kubectl("delete", "namespace", made.namespace, "--wait=false")
     made.fake("0")
+
+
+def silent(like: Object) -> Object:
+    """A node that nothing runs, and that never was Ready."""
+    labels = {**like["metadata"]["labels"], "kubernetes.io/hostname": SILENT}
+    resources = {k: like["status"][k] for k in ("allocatable", "capacity")}
+    spec = {"taints": [t for t in like["spec"]["taints"] if t["key"] == GPU_RESOURCE]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": SILENT, "labels": labels},
+        "spec": spec,
+        "status": resources,
+    }
 
 
 def _seen(node: Object) -> bool:
@@ -132,7 +156,9 @@ def _seen(node: Object) -> bool:
 @pytest.mark.parametrize(
     ("placement", "nodes_expected"),
     [
-        ({"gpu": {"product": [H100]}}, 3),
+        ({"gpu": {"product": [H100]}}, 4),
+        # Of two products one is chosen, with most room; not a single engine goes to the other.
+        ({"gpu": {"product": [H100, "NVIDIA-B200"]}, "pin": "product"}, 2),
         ({"gpu": {"product": [H100], "minMemoryGiB": 79}}, 3),
         ({"gpu": {"product": [H100], "perReplica": 2}, "tolerations": [{"key": "team", "operator": "Exists"}]}, 4),
         ({"gpu": {"product": ["NVIDIA-B200"], "perReplica": 3}}, 2),
@@ -168,3 +194,66 @@ def test_no_node_fits_and_each_says_why(nodes: Nodes) -> None:
 def test_a_full_fleet_says_how_many_gpus_are_free(nodes: Nodes) -> None:
     spec = PlacementSpec.model_validate({"gpu": {"product": ["NVIDIA-B200"], "perReplica": 5}})
     assert "has 4 GPUs, 5 needed" in summary(nodes.fits(spec))
+
+
+def test_ddtreectl_shows_the_table(nodes: Nodes, operator: Installed) -> None:
+    """The operator in its pod, the nodes in the API server, the words in the user's shell."""
+    full = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "full", "namespace": NS},
+        "spec": {
+            "nodeName": f"{PLAIN}2",
+            "tolerations": [GPU_TAINT],
+            "terminationGracePeriodSeconds": 0,
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [
+                {
+                    "name": "c",
+                    "image": "registry.invalid/x:1",
+                    "resources": {"limits": {GPU_RESOURCE: "1"}},
+                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                }
+            ],
+        },
+    }
+    nodes.kubectl("create", "-f", "-", stdin=json.dumps(full))
+    # More than fits anywhere: while a revision lacks room, the table follows what the nodes say.
+    gpu = {"product": [H100], "perReplica": 2, "minMemoryGiB": 79}
+    asked = {"gpu": gpu, "nodeSelector": {"kubernetes.io/arch": "amd64"}}
+    operator.apply(NS, "table", operator.spec(replicas=100, canary={"replicas": 100}, placement=asked))
+    expected = {
+        "0": f"yes 2 {H100}",
+        "2": f"no 1 {H100} 1 of 2 GPUs free, 2 needed",
+        "3": f"no 2 {H100} cordoned",
+        "4": f"no 2 {H100} taint team=x:NoSchedule is not tolerated",
+        "5": f"no 2 {H100}-SHARED GPUs are shared (time-slicing) and placement.gpu.sharing is forbid",
+        "6": "no 2 NVIDIA-H100-MIG-1g.10gb MIG slices (single) and placement.gpu.mig is forbid, "
+        f"product NVIDIA-H100-MIG-1g.10gb, not {H100}",
+        "7": f"no 2 {H100} label {MEMORY} is 'eighty', not a number",
+        "8": f"no 2 no label {PRODUCT}",
+        "9": f"no 2 {H100}-MIG-INVALID its MIG layout is invalid (product label says MIG-INVALID)",
+        "10": f"no 2 {H100} MIG slices (mixed) and placement.gpu.mig is forbid",
+        "11": f"no 2 {H100} GPUs are shared (mps) and placement.gpu.sharing is forbid",
+        "12": f"no 2 {H100} no label {MEMORY}",
+    }
+    wanted = {f"{PLAIN}{number}": told for number, told in expected.items()} | {
+        SILENT: f"no 2 {H100} not Ready",
+        "fake-nvidia-b200-0": f"no 4 NVIDIA-B200 product NVIDIA-B200, not {H100}",
+    }
+    shown: dict[str, str] = {}
+
+    def told() -> bool:
+        done = operator.api(NS).ddtreectl("nodes", "table")
+        shown.clear()
+        shown.update((line.split()[0], " ".join(line.split()[1:])) for line in done.stdout.splitlines() if line)
+        return {name: shown.get(name) for name in wanted} == wanted
+
+    try:
+        operator.until(told, "ddtreectl shows the nodes as they are", 60)
+    except AssertionError:
+        assert {name: shown.get(name) for name in wanted} == wanted
+        raise
+    message = operator.reaches(NS, "table", "Placing")["message"]
+    assert "GPUs are missing: 101 more replicas need room, " in message
+    operator.api(NS).kubectl("delete", "ddt,pod", "--all", "--wait=true")

@@ -8,7 +8,8 @@ import json
 import shutil
 import socket
 import subprocess
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,21 @@ import pytest
 
 from ddtree_operator.build import RegistryClient, RegistryError
 from ddtree_operator.build.attached import attach, read
-from ddtree_operator.build.attest import PROVENANCE, SBOM
+from ddtree_operator.build.attest import (
+    EMPTY,
+    INDEX,
+    PROVENANCE,
+    SBOM,
+    Subject,
+    digest_of,
+    encoded,
+    manifest,
+    referrers,
+    statements,
+)
 from ddtree_operator.build.context import LABEL_PACKAGES
 from ddtree_operator.build.context import labels as recipe_labels
+from ddtree_operator.build.reference import parse_reference
 from integration.build_cluster import until
 from unit.test_build_recipe import recipe as made_recipe
 
@@ -50,9 +63,9 @@ class Registry:
 
         return asyncio.run(go())
 
-    def push(self, *layers: bytes, labels: Mapping[str, str] | None = None) -> str:
+    def push(self, *layers: bytes, labels: Mapping[str, str] | None = None, env: Sequence[str] = ()) -> str:
         """Push an image; its reference by digest."""
-        content = json.dumps({"config": {"Labels": labels or {"a": "b"}}}).encode()
+        content = json.dumps({"config": {"Labels": labels or {"a": "b"}, "Env": list(env)}}).encode()
 
         async def go(client: RegistryClient) -> str:
             config = await client.put_blob(self.repository, content)
@@ -116,6 +129,13 @@ def test_a_whole_image_lacks_nothing_and_can_be_tagged(registry: Registry) -> No
     registry.ask(lambda c: c.tag(image, "keep-m"))  # again is no error
 
 
+def test_labels_and_environment_are_read(registry: Registry) -> None:
+    image = registry.push(b"cuda", labels={"c": "d"}, env=["CUDA_VERSION=13.0.1", "EMPTY=", "ODD"])
+    found = registry.ask(lambda c: c.settings(image))
+    assert found == ({"c": "d"}, {"CUDA_VERSION": "13.0.1", "EMPTY": "", "ODD": ""})
+    assert registry.ask(lambda c: c.settings(f"{registry.repository}:nowhere")) is None
+
+
 def test_docker_registry_2_takes_no_tag_away_and_the_image_stays(registry: Registry) -> None:
     image = registry.push(b"tagged")
     registry.ask(lambda c: c.tag(image, "keep-t"))
@@ -165,6 +185,30 @@ def test_statements_are_attached_once_and_read_back(registry: Registry) -> None:
         registry.ask(lambda c: read(c, stranger))
 
 
+@pytest.mark.parametrize("kind", [PROVENANCE, SBOM])
+def test_a_statement_that_somebody_else_made_up_is_refused(registry: Registry, kind: str) -> None:
+    recipe = recipe_labels(made_recipe())
+    labels = {**recipe, LABEL_PACKAGES: json.dumps({"pypi": {"torch": ["2.14.1"]}, "deb": {"libc6": "2.36"}})}
+    image = registry.push(b"forged", kind.encode(), labels=labels)
+    reference, size = parse_reference(image), registry.ask(lambda c: c.size(image))
+    forged = {**labels, LABEL_PACKAGES: json.dumps({"pypi": {"torch": ["9"]}})}
+    forged["ddtree.dev/recipe-json"] = json.dumps({**json.loads(labels["ddtree.dev/recipe-json"]), "device": "x"})
+    subject = Subject(reference.repository, reference.digest, size)
+    content = next(encoded(s) for s in statements(subject, forged) if s["predicateType"] == kind)
+    body = manifest(subject, [(kind, content)])
+
+    async def put(client: RegistryClient) -> None:
+        for blob in (EMPTY, content):
+            await client.put_blob(reference.repository, blob)
+        await client.put_manifest(f"{reference.repository}@{digest_of(body)}", body, MANIFEST)
+        tag = f"{reference.repository}:{reference.digest.replace(':', '-')}"
+        await client.put_manifest(tag, referrers(None, body), INDEX)
+
+    registry.ask(put)
+    with pytest.raises(RegistryError, match="says something else than the image's own labels"):
+        registry.ask(lambda c: read(c, image))
+
+
 def test_a_read_only_registry_still_answers_and_takes_no_tag(registry: Registry) -> None:
     image = registry.push(b"read only")
     with running(registry.folder, readonly=True) as frozen:
@@ -196,3 +240,23 @@ def test_a_slow_registry_is_given_up_on_and_may_heal(registry: Registry) -> None
     with pytest.raises(RegistryError, match="cannot be reached: connection refused") as refused:
         slow.ask(lambda c: c.lacks(f"{slow.repository}:x"))
     assert refused.value.heals
+
+
+def test_late_answers_are_answers_and_one_drop_by_drop_is_given_up_on(registry: Registry, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [sys.executable, Path(__file__).with_name("slow_proxy.py"), address, registry.address, "0.3", "40"]
+    with (tmp_path / "log").open("wb") as out:
+        proxy = subprocess.Popen(command, stdout=out, stderr=out)
+    try:
+        until(lambda: b"listening on" in (tmp_path / "log").read_bytes(), 60, "the proxy listens")
+        slow = Registry(address, registry.folder)
+        image = registry.push(b"slow").replace(registry.address, address)
+        assert slow.ask(lambda c: c.lacks(image)) == ""
+        with pytest.raises(RegistryError, match=f"the registry {address} does not answer within 2 s") as refused:
+            slow.ask(lambda c: c.resolve(f"{address}/trickle/engine:x"), timeout=2)
+        assert refused.value.heals
+    finally:
+        proxy.terminate()
+        proxy.wait(30)

@@ -65,11 +65,11 @@ class Registry:
 
     async def __aexit__(self, *_: object) -> None: ...
 
-    async def labels(self, ref: str) -> dict[str, str] | None:
+    async def settings(self, ref: str) -> tuple[dict[str, str], dict[str, str]] | None:
         Registry.asked.append(ref)
         if isinstance(Registry.answer, RegistryError):
             raise Registry.answer
-        return Registry.answer
+        return (Registry.answer, {}) if Registry.answer else None
 
     async def resolve(self, ref: str) -> str | None:
         if isinstance(Registry.answer, RegistryError):
@@ -179,13 +179,39 @@ async def test_what_an_earlier_attempt_built_counts_only_while_the_registry_has_
     assert {o["metadata"]["annotations"][module.ANNOTATION_ATTEMPT] for o in kube.created} == {"h/1"}
 
 
-async def test_needs_are_read_once_and_only_from_our_registry(builds: Builds) -> None:
+async def test_needs_are_read_once_and_credentials_go_to_our_registry_alone(
+    builds: Builds, kube: Kube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secrets: list[str] = []
+
+    async def registry(name: str, namespace: str) -> Registry:
+        secrets.append(name)
+        return Registry()
+
+    monkeypatch.setattr(builds, "registry", registry)
+    asked = spec(push={"repository": "registry.example/team/engine", "secretRef": "regcred"})
     Registry.answer = {"ddtree.dev/facts": '{"cuda": "13.0", "arch": ["sm_90"]}'}
     for _ in range(3):
-        assert await builds.needs(spec(), "ns", IMAGE) == ImageNeeds((13, 0), ("sm_90",))
-    assert Registry.asked == [IMAGE]
-    assert await builds.needs(spec(), "ns", IMAGE.replace("registry.example", "other.example")) is None
-    assert Registry.asked == [IMAGE]
+        assert await builds.needs(asked, "ns", IMAGE) == ImageNeeds((13, 0), ("sm_90",))
+    elsewhere = IMAGE.replace("registry.example", "other.example")
+    assert await builds.needs(asked, "ns", elsewhere) == ImageNeeds((13, 0), ("sm_90",))
+    assert (Registry.asked, secrets) == ([IMAGE, elsewhere], ["regcred", ""])
+
+
+async def test_nobody_is_asked_for_engines_without_a_gpu(builds: Builds) -> None:
+    Registry.answer = {"ddtree.dev/facts": '{"cuda": "13.0"}'}
+    cpu = DDTreeSpec.model_validate(
+        {"model": {"path": "/m"}, "drafter": {"path": "/d"}, "placement": {"gpu": {"perReplica": 0}}}
+    )
+    assert await builds.needs(cpu, "ns", IMAGE) is None
+    assert Registry.asked == []
+
+
+async def test_an_image_that_a_registry_will_not_show_is_refused_nowhere(builds: Builds) -> None:
+    Registry.answer = RegistryError("denied", heals=False)
+    for _ in range(2):
+        assert await builds.needs(spec(), "ns", IMAGE.replace("registry.example", "other.example")) is None
+    assert len(Registry.asked) == 1
 
 
 async def test_a_registry_that_does_not_answer_refuses_nobody_and_is_asked_again(

@@ -74,6 +74,63 @@ def test_the_driver_must_serve_the_cuda_major() -> None:
     assert reasons(old, {"cuda": "12.9", "arch": TORCH}) == ()
 
 
+# As images of NVIDIA's for CUDA 13.0 say it, shortened.
+REQUIRED = "cuda>=13.0 brand=tesla,driver>=535,driver<536 brand=geforcertx,driver>=570,driver<571"
+
+
+def without_label(made: dict[str, Any], env: dict[str, str]) -> tuple[str, ...]:
+    """Reasons for an image that carries no label of ours."""
+    (fit,) = match([made], [], placement(), ImageNeeds.of_image({}, env))
+    return fit.reasons
+
+
+@pytest.mark.parametrize(
+    ("env", "driver", "fits"),
+    [
+        ({"CUDA_VERSION": "13.0.1"}, "570.86.15", False),
+        ({"NVIDIA_REQUIRE_CUDA": "cuda>=13.0"}, "570.86.15", False),
+        ({"CUDA_VERSION": "12.9.1"}, "570.86.15", True),
+        ({"CUDA_VERSION": "13.0.1", "NVIDIA_REQUIRE_CUDA": REQUIRED}, "570.86.15", False),
+        ({"CUDA_VERSION": "13.0.1", "NVIDIA_REQUIRE_CUDA": REQUIRED}, "535.230.02", True),  # the image brings libraries
+        ({"CUDA_VERSION": "13.0.1", "NVIDIA_DISABLE_REQUIRE": "true"}, "570.86.15", True),
+        ({"CUDA_VERSION": "thirteen", "NVIDIA_REQUIRE_CUDA": "??"}, "570.86.15", True),
+        ({}, "570.86.15", True),
+    ],
+)
+def test_an_image_without_our_label_is_judged_by_what_nvidias_images_say(
+    env: dict[str, str], driver: str, fits: bool
+) -> None:
+    old = gpu("9.0", "12.8")
+    old["metadata"]["labels"]["nvidia.com/cuda.driver-version.full"] = driver
+    told = f"driver {driver} serves CUDA up to 12.8, the image needs 13.0"
+    assert without_label(old, env) == (() if fits else (told,))
+
+
+def test_what_serves_a_data_centre_card_may_not_serve_geforce() -> None:
+    env = {"CUDA_VERSION": "13.0.1", "NVIDIA_REQUIRE_CUDA": REQUIRED}
+    card = gpu("8.9", "12.8")
+    card["metadata"]["labels"]["nvidia.com/gpu.product"] = "NVIDIA-GeForce-RTX-4090"
+    assert without_label(card, env) == ()  # driver 570: named for it
+    card["metadata"]["labels"]["nvidia.com/cuda.driver-version.full"] = "535.230.02"
+    assert len(without_label(card, env)) == 1
+
+
+def test_our_label_counts_more_than_the_base_images_version() -> None:
+    facts = {"ddtree.dev/facts": '{"cuda": "12.9", "arch": ["sm_90"]}'}
+    needs = ImageNeeds.of_image(facts, {"CUDA_VERSION": "13.0.1"})
+    assert needs is not None
+    assert (needs.cuda, needs.arch) == ((12, 9), ("sm_90",))
+    assert ImageNeeds.of_image({"ddtree.dev/facts": '{"python": "cp311"}'}, {"CUDA_VERSION": "13.0.1"}) == ImageNeeds(
+        None, ()
+    )
+
+
+def test_claimed_gpus_of_a_product_are_judged_like_counted_ones_and_a_cpu_engine_is_not() -> None:
+    old, facts = gpu("9.0", "12.8"), {"cuda": "13.0", "arch": TORCH}
+    assert len(reasons(old, facts, perReplica=0, product=["NVIDIA-H200"])) == 1
+    assert reasons(old, facts, perReplica=0) == ()
+
+
 def test_nothing_is_refused_for_an_image_or_a_node_that_does_not_say() -> None:
     assert reasons(gpu("7.0"), {"cuda": None}) == ()
     assert reasons(node(), {"cuda": "13.0", "arch": TORCH}) == ()

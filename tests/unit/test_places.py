@@ -40,3 +40,12 @@ def test_a_full_cluster_says_how_many_gpus_are_missing() -> None:
 def test_a_node_that_fits_is_named() -> None:
     fact = place([node("a"), node("b", unschedulable=True)], [], spec(), keep={}, needed=1)
     assert (fact.fits, fact.message) == (True, "1 of 2 nodes fits (a); not b: cordoned")
+
+
+def test_of_a_large_fleet_the_table_holds_what_fits_and_one_of_each_reason() -> None:
+    wrong = [node(f"a{i:03d}", unschedulable=True) for i in range(100)] + [node("z-last", ready="False")]
+    rows = place([*wrong, *(node(f"m{i:03d}") for i in range(60))], [], spec(), keep={}, needed=1).nodes
+    assert len(rows) == 50
+    assert [row["name"] for row in rows[:25]] == [f"m{i:03d}" for i in range(25)]
+    assert [(row["name"], row["reason"]) for row in rows[25:27]] == [("a000", "cordoned"), ("z-last", "not Ready")]
+    assert all(row["fits"] for row in rows[27:])

@@ -38,8 +38,13 @@ async def attach(registry: RegistryClient, image: str) -> bool:
 
 
 async def read(registry: RegistryClient, image: str) -> dict[str, dict[str, Any]]:
-    """Predicate type → statement about an image (repo@sha256:…). Raises RegistryError for one about another image."""
+    """Predicate type → statement about an image (repo@sha256:…).
+
+    Raises RegistryError for one about another image, and for one that says something else than the image's labels,
+    which its digest covers: anybody who may push can attach one.
+    """
     reference = parse_reference(image)
+    labels: dict[str, str] | None = None
     found: dict[str, dict[str, Any]] = {}
     for entry in await registry.referrers(image):
         if entry.get("artifactType") != attest.MEDIA_TYPE:
@@ -48,6 +53,13 @@ async def read(registry: RegistryClient, image: str) -> dict[str, dict[str, Any]
         for layer in (manifest or {}).get("layers") or []:
             content = await registry.blob(reference.repository, str(layer.get("digest")))
             statement = _parsed(content, reference)
+            labels = labels if labels is not None else await registry.labels(image) or {}
+            if not attest.agrees(statement, labels):
+                raise RegistryError(
+                    f"a statement attached to {reference} says something else than the image's own labels; "
+                    "it was not made from them",
+                    heals=False,
+                )
             found[str(statement.get("predicateType"))] = statement
     return found
 

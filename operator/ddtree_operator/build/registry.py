@@ -108,7 +108,17 @@ class RegistryClient:
         return digest
 
     async def labels(self, ref: str, *, platform: str = "linux/amd64") -> dict[str, str] | None:
-        """Labels of an image; of an index, those of the image for ``platform``. None when the image is not there."""
+        """Labels of an image, as ``settings`` reads them; None when the image is not there."""
+        found = await self.settings(ref, platform=platform)
+        return None if found is None else found[0]
+
+    async def settings(
+        self, ref: str, *, platform: str = "linux/amd64"
+    ) -> tuple[dict[str, str], dict[str, str]] | None:
+        """Labels and environment of an image; of an index, those of the image for ``platform``.
+
+        None when the image is not there.
+        """
         reference = parse_reference(ref)
         manifest = await self._document(reference, f"manifests/{reference.version}")
         if manifest is None:
@@ -124,7 +134,9 @@ class RegistryClient:
             raise RegistryError(
                 f"the registry {reference.registry} has lost the configuration of {reference}", heals=False
             )
-        return {str(k): str(v) for k, v in ((config.get("config") or {}).get("Labels") or {}).items()}
+        inner = config.get("config") or {}
+        env = (str(entry).partition("=") for entry in inner.get("Env") or [])
+        return {str(k): str(v) for k, v in (inner.get("Labels") or {}).items()}, {k: v for k, _, v in env}
 
     async def lacks(self, ref: str) -> str:
         """What of an image is not there: "the manifest", "the configuration" or "1 of 9 layers"; "" when it is whole.

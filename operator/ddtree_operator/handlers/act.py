@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Awaitable
 from typing import Any
 
 from ddtree_operator.analysis import watch as analysis
@@ -49,6 +51,8 @@ from ddtree_operator.rollout import manifests
 
 log = logging.getLogger("ddtree.act")
 
+PATIENCE = 3.0  # seconds that a look waits for what a registry is told
+
 EVENT_QUIET = 300.0  # seconds in which the same Event is not repeated
 
 
@@ -75,6 +79,7 @@ class Actor:
         self._settings = settings
         self._session = session
         self._said: dict[tuple[str, str, str], float] = {}
+        self._beside: set[asyncio.Task[None]] = set()
         self.refused: dict[tuple[str, str, str], tuple[float, str]] = {}  # (ns, name, revision) -> (when, why)
 
     async def act(self, view: View, action: Action) -> None:
@@ -91,7 +96,7 @@ class Actor:
                     raise ApiError(409, f"ControllerRevision {record} was just made; looking again")
             case PruneRevision(revision):
                 if view.spec is not None:
-                    await self._keeping.release(view.spec, view.resource, revision)
+                    await self._aside(view.resource, "", self._keeping.release(view.spec, view.resource, revision))
                 await self._kube.delete(REVISION, namespace, memory.object_name(name, revision.hash))
                 steps = range(len(view.spec.canary.steps) if view.spec else 0)
                 for attempt in range(revision.attempt + 1):
@@ -104,14 +109,12 @@ class Actor:
                     await self._builds.start(view.order, view.resource, wanted)
             case Attest(image):
                 assert view.spec is not None
-                why = await self._builds.attest(view.spec, namespace, image)
-                if why:
-                    await self.emit(view.resource, Emit("Warning", "NotAttested", why))
+                work = self._builds.attest(view.spec, namespace, image)
+                await self._aside(view.resource, "NotAttested", work)
             case KeepImage(revision):
                 assert view.spec is not None
-                why = await self._keeping.keep(view.spec, view.resource, revision)
-                if why:
-                    await self.emit(view.resource, Emit("Warning", "RollbackImageNotKept", why))
+                work = self._keeping.keep(view.spec, view.resource, revision)
+                await self._aside(view.resource, "RollbackImageNotKept", work)
             case ApplyEngines():
                 await self._engines(view, action)
             case DeleteEngines(set_name):
@@ -259,6 +262,26 @@ class Actor:
         except EngineError as error:
             log.warning("settings of %s not read, bfloat16 is assumed: %s", url, error)
             return None
+
+    async def _aside(self, resource: Object, reason: str, work: Awaitable[str | bool]) -> None:
+        """Work with a registry, which may be slow: waited for a while, then it goes on beside the looks.
+
+        What it answers, if it is a sentence, becomes an Event.
+        """
+
+        async def go() -> None:
+            try:
+                why = await work
+            except ApiError as error:
+                log.warning("%s", error)
+                return
+            if isinstance(why, str) and why:
+                await self.emit(resource, Emit("Warning", reason, why))
+
+        task = asyncio.create_task(go())
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+        await asyncio.wait({task}, timeout=PATIENCE)
 
     async def emit(self, resource: Object, event: Emit) -> None:
         """Write an Event, unless the same one was written a short while ago. Never fails the reconcile."""

@@ -11,7 +11,6 @@ from ddtree_operator.api.names import LABEL_DEPLOYMENT, LABEL_REVISION
 from ddtree_operator.api.spec import BuildSpec, DDTreeSpec, SeriesRef
 from ddtree_operator.build.attached import attach
 from ddtree_operator.build.config import BuildConfig
-from ddtree_operator.build.context import LABEL_FACTS
 from ddtree_operator.build.errors import BuildError, RegistryError
 from ddtree_operator.build.job import build_name, build_objects, image_reference
 from ddtree_operator.build.recipe import Recipe, push_repository, push_secret, recipe_from_spec
@@ -21,7 +20,9 @@ from ddtree_operator.build.result import job_result, needs_events
 from ddtree_operator.build.series import load_plugins, load_series, series_from_config_map
 from ddtree_operator.core.facts import BuildFact, Problem, Revision
 from ddtree_operator.core.units import seconds
+from ddtree_operator.handlers.errands import Errands, StillOutError
 from ddtree_operator.handlers.kube import CONFIG_MAP, EVENT, JOB, POD, SECRET, SERVICE, ApiError, Kube, Object
+from ddtree_operator.placement.match import takes_gpus
 from ddtree_operator.placement.needs import ImageNeeds
 from ddtree_operator.rollout.manifests import owner_reference
 
@@ -61,6 +62,7 @@ class Builds:
         self._needs: dict[str, ImageNeeds | None] = {}  # repo@sha256:… -> what it asks of GPUs
         self._attested: set[str] = set()  # repo@sha256:…
         self._silent: dict[str, float] = {}  # repo@sha256:… -> when its registry gave no answer
+        self.errands = Errands()  # to registries
 
     async def order(self, spec: DDTreeSpec, namespace: str) -> Order | Problem | None:
         """What the resource asks to be built; None when it brings an image; a Problem it can heal from."""
@@ -129,6 +131,9 @@ class Builds:
         if digest is None:  # what an earlier attempt has built may be gone by now: only the registry knows
             try:
                 digest = await self._resolve(order, namespace)
+            except StillOutError:
+                waits = f"waiting for the registry: {silent(order.repository)}"
+                return BuildFact("running", message=waits)
             except RegistryError as error:
                 if error.heals:
                     return BuildFact(
@@ -174,28 +179,42 @@ class Builds:
         return await self._kube.log(newest["namespace"], newest["name"], tail=LOG_LINES)
 
     async def needs(self, spec: DDTreeSpec, namespace: str, image: str) -> ImageNeeds | None:
-        """What the image asks of GPUs, by its label; None when that is not known, which refuses nothing.
+        """What the image asks of GPUs, by its configuration; None when that is not known, which refuses nothing.
 
-        Only the registry that builds go to is asked: no other one expects the operator. Its answer is kept; without
-        one it is asked again after a while.
+        The registry that builds go to is asked with the push Secret, any other, which the spec names then, without
+        credentials. The answer is kept; without one it is asked again after a while. Raises StillOutError while its
+        first answer is awaited.
         """
-        if image in self._needs or time.monotonic() - self._silent.get(image, -ASK_AGAIN) < ASK_AGAIN:
+        if not takes_gpus(spec.placement) or image in self._needs:
             return self._needs.get(image)
+        if time.monotonic() - self._silent.get(image, -ASK_AGAIN) < ASK_AGAIN:
+            return None
         found: ImageNeeds | None = None
-        build = spec.engine.build or BuildSpec()
         try:
-            ours = parse_reference(push_repository(build, self._config)).registry
-            if parse_reference(image).registry == ours:
-                async with await self.registry(push_secret(build, self._config), namespace) as registry:
-                    found = ImageNeeds.from_label((await registry.labels(image) or {}).get(LABEL_FACTS))
+            secret = self._secret_for(spec.engine.build or BuildSpec(), image)
+
+            async def ask() -> tuple[dict[str, str], dict[str, str]] | None:
+                async with await self.registry(secret, namespace) as registry:
+                    return await registry.settings(image)
+
+            settings = await self.errands.of((namespace, secret, image), ask)
+            found = ImageNeeds.of_image(*settings) if settings else None
         except RegistryError as error:
             if error.heals:
                 self._silent[image] = time.monotonic()
                 return None
         except BuildError:
-            pass  # a reference that is none of ours
+            pass  # not a reference that a registry could be asked about
         self._needs[image] = found
         return found
+
+    def _secret_for(self, build: BuildSpec, image: str) -> str:
+        """The Secret that an image's registry may see: the push Secret's own, and no other."""
+        try:
+            ours = parse_reference(push_repository(build, self._config)).registry
+        except BuildError:
+            return ""  # nothing is ever built
+        return push_secret(build, self._config) if parse_reference(image).registry == ours else ""
 
     def attested(self, image: str) -> bool:
         """Whether attaching statements to an image was tried."""
@@ -216,8 +235,11 @@ class Builds:
         return ""
 
     async def _resolve(self, order: Order, namespace: str) -> str | None:
-        async with await self.registry(order.secret, namespace) as registry:
-            return await registry.resolve(order.tag)
+        async def ask() -> str | None:
+            async with await self.registry(order.secret, namespace) as registry:
+                return await registry.resolve(order.tag)
+
+        return await self.errands.of((namespace, order.secret, order.tag), ask)
 
     async def registry(self, name: str, namespace: str) -> RegistryClient:
         """A client with the credentials of the Secret ``name`` (empty for none)."""
@@ -252,6 +274,11 @@ class Builds:
         for obj in objects:
             obj["metadata"] = {**obj["metadata"], "annotations": {ANNOTATION_ATTEMPT: _mark(revision)}}
             await self._kube.create(obj)
+
+
+def silent(ref: str) -> str:
+    """What is said of an image's registry that takes its time."""
+    return f"the registry {parse_reference(ref).registry} has not answered yet"
 
 
 def service_address(service: Object | None) -> str:

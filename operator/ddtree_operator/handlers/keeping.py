@@ -12,7 +12,8 @@ from ddtree_operator.build.recipe import push_repository, push_secret
 from ddtree_operator.build.reference import parse_reference
 from ddtree_operator.build.registry import RegistryClient
 from ddtree_operator.core.facts import Revision, WayBack
-from ddtree_operator.handlers.builds import Builds
+from ddtree_operator.handlers.builds import Builds, silent
+from ddtree_operator.handlers.errands import StillOutError
 from ddtree_operator.handlers.kube import Object
 
 FRESH = 10.0  # seconds for which an answer holds
@@ -47,7 +48,10 @@ class Keeping:
         key = (image, rollout.hash, rollout.attempt)
         at, found = self._seen.get(key, (-FRESH, None))
         if time.monotonic() - at >= FRESH:
-            found = await self._ask(spec, resource, image)
+            try:
+                found = await self._ask(spec, resource, image)
+            except StillOutError:
+                return WayBack("away", silent(image))
             if len(self._seen) > ENTRIES:
                 self._seen.clear()
             self._seen[key] = (time.monotonic(), found)
@@ -55,9 +59,12 @@ class Keeping:
         return replace(found, kept=kept) if found else None
 
     async def _ask(self, spec: DDTreeSpec, resource: Object, image: str) -> WayBack | None:
-        try:
+        async def ask() -> str:
             async with await self._client(spec, resource) as registry:
-                lacking = await registry.lacks(image)
+                return await registry.lacks(image)
+
+        try:
+            lacking = await self._builds.errands.of((resource["metadata"]["uid"], image), ask)
         except RegistryError as error:
             return WayBack("away", str(error)) if error.heals else None
         return WayBack("lost", lacking) if lacking else WayBack("there")

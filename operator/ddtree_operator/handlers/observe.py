@@ -24,7 +24,8 @@ from ddtree_operator.core.facts import (
 )
 from ddtree_operator.handlers import live_prompts, read
 from ddtree_operator.handlers.analyses import Analyses, Key
-from ddtree_operator.handlers.builds import Builds, Order
+from ddtree_operator.handlers.builds import Builds, Order, silent
+from ddtree_operator.handlers.errands import StillOutError
 from ddtree_operator.handlers.keeping import Keeping
 from ddtree_operator.handlers.kube import CONFIG_MAP, DEPLOYMENT, POD, REVISION, SERVICE, Kube, Object
 from ddtree_operator.handlers.memory import from_object
@@ -214,7 +215,12 @@ class Observer:
         needed = max(0, spec.canary.replicas + int(dedicated) - running)
         keep = wanted.pins or (serving.pins if serving else {})
         image = spec.engine.image or wanted.image or (build.image if build else "")
-        needs = await self._builds.needs(spec, namespace, image) if image else None
+        needs = None
+        try:
+            needs = await self._builds.needs(spec, namespace, image) if image else None
+        except StillOutError:
+            if not running:  # what runs already is not stopped for a question
+                return build, PlacementFact(False, f"what the image needs is not known: {silent(image)}"), problems
         nodes = await self._neighbours.inventory(namespace, view.resource["metadata"]["name"], pods)
         return build, place(nodes, [], spec, keep=keep, needed=needed, needs=needs), problems
 

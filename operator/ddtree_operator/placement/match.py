@@ -135,7 +135,7 @@ def _class_reasons(node: NodeFacts, placement: PlacementSpec, needs: ImageNeeds 
     reasons += [f"taint {taint} is not tolerated" for taint in taints if not tolerated(taint, tolerations)]
     reasons += _gpu_reasons(node, placement)
     # Of a node that is the wrong one anyway, nobody wants to hear what else would be wrong.
-    if needs is not None and placement.gpu.per_replica and not reasons:
+    if needs is not None and takes_gpus(placement) and not reasons:
         reasons += needs.reasons(node)
     return reasons
 
@@ -166,6 +166,11 @@ def _gpu_reasons(node: NodeFacts, placement: PlacementSpec) -> list[str]:
         elif node.memory is not None and node.memory < gpu.min_memory_gi_b * 1024:
             reasons.append(f"{node.memory / 1024:.1f} GiB of GPU memory, {gpu.min_memory_gi_b} needed")
     return [*reasons, *node.problems]
+
+
+def takes_gpus(placement: PlacementSpec) -> bool:
+    """Whether engines run on GPUs: counted ones, or claimed ones of a product that is named."""
+    return bool(placement.gpu.per_replica or placement.gpu.product)
 
 
 def product_wanted(product: str, wanted: Sequence[str]) -> bool:

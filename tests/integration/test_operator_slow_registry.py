@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,10 @@ def slow(operator: Installed, tmp_path_factory: pytest.TempPathFactory) -> Itera
         process.wait(30)
 
 
+def job_of(operator: Installed, name: str) -> str:
+    return str(operator.status(NS, name).get("build", {}).get("job", ""))
+
+
 def at(operator: Installed, path: str) -> dict[str, object]:
     return operator.built(engine={"build": {"push": {"repository": f"{NOWHERE}/{path}"}}})
 
@@ -63,7 +68,7 @@ def test_others_go_on_and_who_waits_says_for_what(operator: Installed, slow: Non
 def test_a_late_answer_is_an_answer(operator: Installed, slow: None) -> None:
     """The registry has no such image, so the builder is asked."""
     for name in SLOW:
-        operator.until(lambda name=name: operator.status(NS, name).get("build", {}).get("job"), f"{name} has a Job")
+        operator.until(partial(job_of, operator, name), f"{name} has a Job")
 
 
 def test_an_answer_that_never_gets_whole_fails_nothing_before_its_time(operator: Installed, slow: None) -> None:

@@ -57,17 +57,17 @@ def _statement(subject: Subject, kind: str, predicate: Json) -> Json:
 
 def agrees(statement: Json, labels: Mapping[str, str]) -> bool:
     """Whether a statement of ours says what the image's labels say: its recipe, its packages. True for other kinds."""
-    predicate = statement.get("predicate")
     try:
+        predicate: Any = statement.get("predicate")
         if statement.get("predicateType") == PROVENANCE:
             given = json.loads(labels[LABEL_RECIPE_JSON])
-            told = predicate["buildDefinition"]["externalParameters"]["recipe"]  # type: ignore[index]
+            told = predicate["buildDefinition"]["externalParameters"]["recipe"]
             return bool(told == given)
         if statement.get("predicateType") == SBOM:
             packages = json.loads(labels[LABEL_PACKAGES])
             listed = {(n, v[0]) for n, v in packages.get("pypi", {}).items()} | set(packages.get("deb", {}).items())
-            told = {(p["name"], p["versionInfo"]) for p in predicate["packages"]}  # type: ignore[index]
-            return {t for t in told if not t[1].startswith("sha256:")} == listed
+            found = {(p["name"], p["versionInfo"]) for p in predicate["packages"]}
+            return {package for package in found if not package[1].startswith("sha256:")} == listed
     except (KeyError, ValueError, TypeError, AttributeError, IndexError):
         return False
     return True

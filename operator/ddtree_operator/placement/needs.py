@@ -98,7 +98,12 @@ def _holds(term: str, node: NodeFacts) -> bool:
     what, sign, value = found.groups()
     if what == "brand":  # of the cards that a label names, GeForce alone is sure to be none of the data centre's
         return ("GeForce" in node.product) == value.startswith("geforce")
-    have = {"cuda": node.cuda, "arch": node.compute, "driver": _numbers(node.driver)}.get(what)
+    known: dict[str, tuple[int, ...] | None] = {
+        "cuda": node.cuda,
+        "arch": node.compute,
+        "driver": _numbers(node.driver),
+    }
+    have = known.get(what)
     wanted = _numbers(value)
     if not have or not wanted:
         return True

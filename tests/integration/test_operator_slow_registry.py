@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
+from ddtree_operator.handlers.queue import WORKERS
 from integration.ddt_api import ROOT
 from integration.operator_cluster import NOWHERE, Installed, condition
 from integration.test_operator_inputs import NO_SERIES, put_config_map
@@ -19,13 +19,13 @@ from integration.test_operator_inputs import NO_SERIES, put_config_map
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 NS = "op-slow"
-SLOW = [f"slow-{i}" for i in range(10)]  # more than the operator has workers
+SLOW = [f"slow-{i}" for i in range(WORKERS + 2)]
 DELAY = 12  # seconds before each answer: less than the operator's patience with one, far more than a look takes
 
 
 @pytest.fixture(scope="module")
 def slow(operator: Installed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Ten resources whose images are looked for in a slow registry, and one where the answer never gets whole."""
+    """Resources whose images are looked for in a slow registry, and one where the answer never gets whole."""
     if "DDTREE_CLUSTER" not in operator.env:
         pytest.skip("needs the dev cluster, to put a proxy into its namespaces")
     log = tmp_path_factory.mktemp("slow") / "log"
@@ -48,10 +48,6 @@ def slow(operator: Installed, tmp_path_factory: pytest.TempPathFactory) -> Itera
         process.wait(30)
 
 
-def job_of(operator: Installed, name: str) -> str:
-    return str(operator.status(NS, name).get("build", {}).get("job", ""))
-
-
 def at(operator: Installed, path: str) -> dict[str, object]:
     return operator.built(engine={"build": {"push": {"repository": f"{NOWHERE}/{path}"}}})
 
@@ -62,13 +58,13 @@ def test_others_go_on_and_who_waits_says_for_what(operator: Installed, slow: Non
     for name in SLOW:
         operator.reaches(NS, name, "Building", saying=told)
     assert operator.reaches(NS, "other", "Starting", "Analyzing", "Stable", seconds=DELAY)
+    operator.api(NS).kubectl("delete", "ddt", *SLOW[1:], "--wait=false")  # before each has a Job
     assert operator.reaches(NS, "other", "Stable", "RolledBack")["phase"] == "Stable"
 
 
 def test_a_late_answer_is_an_answer(operator: Installed, slow: None) -> None:
     """The registry has no such image, so the builder is asked."""
-    for name in SLOW:
-        operator.until(partial(job_of, operator, name), f"{name} has a Job")
+    operator.until(lambda: operator.status(NS, SLOW[0]).get("build", {}).get("job"), "a Job builds it")
 
 
 def test_an_answer_that_never_gets_whole_fails_nothing_before_its_time(operator: Installed, slow: None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from ddtree_operator.api import names
 from ddtree_operator.handlers.queue import WORKERS
 from integration.ddt_api import ROOT
-from integration.operator_cluster import NOWHERE, Installed, condition
+from integration.operator_cluster import NOWHERE, Installed, Object, condition
 from integration.test_operator_inputs import NO_SERIES, put_config_map
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
@@ -38,9 +40,14 @@ def slow(operator: Installed, tmp_path_factory: pytest.TempPathFactory) -> Itera
     try:
         operator.until(lambda: b"listening on" in log.read_bytes(), "the proxy listens")
         put_config_map(operator, NS, "plain", NO_SERIES)
-        for name in SLOW:
-            operator.apply(NS, name, at(operator, f"ddtree/{name}"))
-        operator.apply(NS, "trickle", at(operator, "ddtree/trickle/engine"))
+        specs = {name: at(operator, f"ddtree/{name}") for name in SLOW}
+        specs |= {"trickle": at(operator, "ddtree/trickle/engine"), "other": operator.spec()}
+        items = [
+            {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": name}, "spec": spec}
+            for name, spec in specs.items()
+        ]
+        together = {"apiVersion": "v1", "kind": "List", "items": items}
+        operator.api(NS).kubectl("apply", "-f", "-", stdin=json.dumps(together))
         yield
         operator.api(NS).kubectl("delete", "ddt", "--all", "--wait=true")
     finally:
@@ -48,12 +55,11 @@ def slow(operator: Installed, tmp_path_factory: pytest.TempPathFactory) -> Itera
         process.wait(30)
 
 
-def at(operator: Installed, path: str) -> dict[str, object]:
+def at(operator: Installed, path: str) -> Object:
     return operator.built(engine={"build": {"push": {"repository": f"{NOWHERE}/{path}"}}})
 
 
 def test_others_go_on_and_who_waits_says_for_what(operator: Installed, slow: None) -> None:
-    operator.apply(NS, "other", operator.spec())
     told = f"waiting for the registry: the registry {NOWHERE} has not answered yet"
     for name in SLOW:
         operator.reaches(NS, name, "Building", saying=told)

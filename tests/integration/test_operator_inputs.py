@@ -185,7 +185,12 @@ def test_what_waits_to_be_put_right(
     operator: Installed, asked: None, name: str, phase: str, kind: str, reason: str, sentence: str
 ) -> None:
     status = operator.until(
-        lambda: (found := operator.status(NS, name)) and condition(found, kind).get("reason") == reason and found,
+        lambda: (
+            (found := operator.status(NS, name))
+            and condition(found, kind).get("reason") == reason
+            and sentence in found["message"]  # a registry that has not answered yet is said before
+            and found
+        ),
         f"{name} has {kind} for {reason}; it is {operator.status(NS, name)}",
     )
     told(operator, NS, name, status, kind, sentence)

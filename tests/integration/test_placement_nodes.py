@@ -31,6 +31,8 @@ SILENT = "silent"
 SHARED = f"{PRODUCT}={H100}-SHARED"
 GPU_TAINT = {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}  # as every engine pod has it
 
+SLICED = {"status": {key: {GPU_RESOURCE: "0", "nvidia.com/mig-1g.10gb": "4"} for key in ("allocatable", "capacity")}}
+
 # What is done to each of the fake nodes after it is Ready; the rest stay plain (three H100, two B200).
 ODD: dict[str, tuple[str, ...]] = {
     "fake-nvidia-h100-80gb-hbm3-3": ("cordon", "{node}"),
@@ -40,8 +42,7 @@ ODD: dict[str, tuple[str, ...]] = {
     "fake-nvidia-h100-80gb-hbm3-7": ("label", "node", "{node}", "--overwrite", f"{MEMORY}=eighty"),
     "fake-nvidia-h100-80gb-hbm3-8": ("label", "node", "{node}", f"{PRODUCT}-"),
     "fake-nvidia-h100-80gb-hbm3-9": ("label", "node", "{node}", "--overwrite", f"{PRODUCT}={H100}-MIG-INVALID"),
-    "fake-nvidia-h100-80gb-hbm3-10": ("label", "node", "{node}", "--overwrite", "nvidia.com/mig.strategy=mixed",
-                                      "nvidia.com/mig-1g.10gb.count=4"),
+    "fake-nvidia-h100-80gb-hbm3-10": ("patch", "node", "{node}", "--subresource=status", "-p", json.dumps(SLICED)),
     "fake-nvidia-h100-80gb-hbm3-11": ("label", "node", "{node}", "--overwrite", "nvidia.com/gpu.sharing-strategy=mps"),
     "fake-nvidia-h100-80gb-hbm3-12": ("label", "node", "{node}", f"{MEMORY}-"),
 }  # fmt: skip
@@ -126,7 +127,7 @@ def nodes() -> Iterator[Nodes]:
     made.fake("2", "NVIDIA-B200", "4")
     made.kubectl("create", "namespace", made.namespace)
     for node, change in ODD.items():
-        made.kubectl(*(part.format(node=node) for part in change))
+        made.kubectl(*(part.replace("{node}", node) for part in change))
     made.kubectl("create", "-f", "-", stdin=json.dumps(silent(made.items("nodes", "-l", f"{PRODUCT}={H100}")[0])))
     until(lambda: all(_seen(n) for n in made.items("nodes")), 60, "the cordoned node carries its taint")
     yield made
@@ -156,7 +157,7 @@ def _seen(node: Object) -> bool:
 @pytest.mark.parametrize(
     ("placement", "nodes_expected"),
     [
-        ({"gpu": {"product": [H100]}}, 4),
+        ({"gpu": {"product": [H100]}}, 3),
         # Of two products one is chosen, with most room; not a single engine goes to the other.
         ({"gpu": {"product": [H100, "NVIDIA-B200"]}, "pin": "product"}, 2),
         ({"gpu": {"product": [H100], "minMemoryGiB": 79}}, 3),
@@ -233,7 +234,7 @@ def test_ddtreectl_shows_the_table(nodes: Nodes, operator: Installed) -> None:
         "7": f"no 2 {H100} label {MEMORY} is 'eighty', not a number",
         "8": f"no 2 no label {PRODUCT}",
         "9": f"no 2 {H100}-MIG-INVALID its MIG layout is invalid (product label says MIG-INVALID)",
-        "10": f"no 2 {H100} MIG slices (mixed) and placement.gpu.mig is forbid",
+        "10": f"no 0 {H100} offers nvidia.com/mig-1g.10gb instead of {GPU_RESOURCE}",
         "11": f"no 2 {H100} GPUs are shared (mps) and placement.gpu.sharing is forbid",
         "12": f"no 2 {H100} no label {MEMORY}",
     }

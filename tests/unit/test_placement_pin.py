@@ -97,9 +97,11 @@ def test_affinity_pins_by_label_or_by_name() -> None:
         {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-H200"]},
         {"key": "nvidia.com/gpu.memory", "operator": "In", "values": ["143771"]},
         {"key": "nvidia.com/cuda.driver-version.full", "operator": "In", "values": ["570.1"]},
+        {"key": "nvidia.com/gpu.sharing-strategy", "operator": "NotIn", "values": ["mps", "time-slicing"]},
     ]
+    assert len(terms(placement({"sharing": "allow"}), pins)[0]["matchExpressions"]) == 3
     (bare,) = terms(placement(), Pins(Kind("NVIDIA-H200", None, ""), ("h1",)))
-    assert [e["operator"] for e in bare["matchExpressions"]] == ["In", "DoesNotExist", "DoesNotExist"]
+    assert [e["operator"] for e in bare["matchExpressions"]] == ["In", "DoesNotExist", "DoesNotExist", "NotIn"]
     named = terms(placement(pin="nodes"), pins)
     assert [t["matchFields"][0]["values"] for t in named] == [["h1"], ["h2"]]
     (loose,) = terms(placement({"product": ["A", "B"]}), None)

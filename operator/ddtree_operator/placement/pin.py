@@ -9,7 +9,7 @@ from typing import Any
 from ddtree_operator.api.names import GPU_MEMORY_LABEL, GPU_PRODUCT_LABEL
 from ddtree_operator.api.spec import PlacementSpec
 
-from .facts import DRIVER_LABEL
+from .facts import DRIVER_LABEL, SHARING_LABEL
 from .match import Kind, NodeFit, product_wanted
 
 NO_NODE_FITS = "no node fits"
@@ -141,6 +141,11 @@ def affinity(placement: PlacementSpec, pins: Pins | None) -> dict[str, Any]:
         terms = terms or _product_terms(placement)
     if not terms:
         return {}
+    if placement.gpu.sharing == "forbid":  # nodes whose product label does not tell
+        shared: dict[str, Any] = {"key": SHARING_LABEL, "operator": "NotIn", "values": ["mps", "time-slicing"]}
+        for term in terms:
+            if "matchExpressions" in term:
+                term["matchExpressions"] = [*term["matchExpressions"], shared]
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -222,8 +223,24 @@ def test_a_stream_outlives_the_promotion_and_the_removal_of_its_engine(operator:
     client.more(10)
 
 
+def test_an_engine_that_a_node_is_drained_of_is_replaced_without_a_failed_request(
+    operator: Installed, client: Client
+) -> None:
+    serving = operator.status(NS, NAME)["stable"]["revision"]
+    before = {p["metadata"]["name"] for p in pods_of(operator, serving) if "deletionTimestamp" not in p["metadata"]}
+    leaves = min(before)
+    evict = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": leaves, "namespace": NS}}
+    url = f"/api/v1/namespaces/{NS}/pods/{leaves}/eviction"
+    operator.api(NS).kubectl("create", "--raw", url, "-f", "-", stdin=json.dumps(evict))
+    operator.until(lambda: leaves not in {p["metadata"]["name"] for p in pods_of(operator, serving)}, "it has left")
+    operator.until(lambda: operator.status(NS, NAME).get("readyReplicas") == len(before), "another took its place")
+    client.more(10)
+    assert client.counts()[1] == 0, client.errors()
+
+
 def test_nobody_noticed(client: Client) -> None:
     client.more(5)
     requests, failed = client.counts()
+    print(f"{requests} requests, {failed} failed")
     assert failed == 0, client.errors()
     assert requests > 100

@@ -363,6 +363,17 @@ def test_an_abort_leaves_the_service_shared_while_no_stable_engine_could_answer(
     assert not world.outages
 
 
+def test_an_abort_is_at_weight_0_in_the_next_look() -> None:
+    world = stable(replicas=2)
+    good = world.status["revision"]
+    world.edit(canary={"steps": [{"analysis": {}}, {"weight": 50}, {"pause": {}}]}).retuned(15).until("Paused")
+    assert world.status["weight"] == 50
+    world.ask("abort").tick(0)
+    assert world.selector is not None
+    assert world.selector["ddtree.dev/revision"] == good
+    assert (world.status["phase"], world.status["weight"]) == ("RolledBack", 0)
+
+
 def test_an_abort_ends_at_the_progress_deadline_at_the_latest() -> None:
     world, good = stable_engines_gone("2m")
     aborted = world.now

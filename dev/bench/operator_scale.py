@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import random
 import re
+import signal
 import socket
 import statistics
 import subprocess
@@ -188,6 +190,13 @@ class Operator:
         edges = re.findall(rf'^{name}_bucket\{{le="([^"]+)"\}} (\S+)$', text, re.M)
         return int(count), total, {float(edge): int(float(n)) for edge, n in edges}
 
+    def phases(self) -> dict[str, int]:
+        """How many resources are in each phase, as it says: listing a thousand would slow what is measured."""
+        found: dict[str, int] = {}
+        for phase in re.findall(r'^ddtree_deployment_phase\{.*phase="(\w*)"\} 1', self._metrics(), re.M):
+            found[phase] = found.get(phase, 0) + 1
+        return found
+
     def quiet(self, seconds: float, limit: float) -> None:
         """Wait until nothing was written for so long: engines of replaced revisions leave after their drain."""
         began, last, since = time.monotonic(), self.writes(), time.monotonic()
@@ -218,16 +227,7 @@ class Operator:
 
 def quantile(values: list[float], q: float) -> float:
     """The smallest value that so many are not above."""
-    return sorted(values)[min(len(values) - 1, int(len(values) * q))]
-
-
-def phases(api: client.CustomObjectsApi, version: str) -> dict[str, int]:
-    """How many resources are in each phase."""
-    found: dict[str, int] = {}
-    for item in api.list_namespaced_custom_object(GROUP, version, NAMESPACE, PLURAL)["items"]:
-        phase = (item.get("status") or {}).get("phase", "none")
-        found[phase] = found.get(phase, 0) + 1
-    return found
+    return sorted(values)[max(0, math.ceil(len(values) * q) - 1)]
 
 
 class Rows:
@@ -252,6 +252,8 @@ class Bench:
     def __init__(self, count: int, env: dict[str, str]) -> None:
         self.count, self._env = count, env
         self.names = [f"r{i:04}" for i in range(count)]
+        self.rows = Rows(count)
+        self.raw: dict[str, Any] = {"effort": {}}
         self._kubectl = [str(ROOT / "dev/cluster/cluster"), "kubectl"]
         self._crd = yaml.safe_load((ROOT / "charts/ddtree-operator/crds/ddtreedeployments.yaml").read_text())
         self._version = self._crd["spec"]["versions"][0]["name"]
@@ -282,29 +284,28 @@ class Bench:
         body = {"spec": {"engine": {"speculative": {"budget": budget}}}}
         self._custom.patch_namespaced_custom_object(GROUP, self._version, NAMESPACE, PLURAL, name, body)
 
-    def settle(self, limit: float) -> None:
+    def settle(self, operator: Operator, limit: float) -> None:
         """Wait until all are in their pause. Raises SystemExit after ``limit`` seconds."""
         began = told = time.monotonic()
-        while (found := phases(self._custom, self._version)) != {"Paused": self.count}:
+        while (found := operator.phases()) != {"Paused": self.count}:
             now = time.monotonic()
             if now - began > limit:
                 raise SystemExit(f"not at rest after {limit:.0f} s: {found}")
             if now - told > TELL:
                 told = now
                 say(f"{now - began:.0f} s: {', '.join(f'{n} {phase}' for phase, n in sorted(found.items()))}")
-            time.sleep(1)
+            time.sleep(max(1.0, self.count / 200))  # each answer costs the operator some time
 
-    def measure(self, operator: Operator, rest: float, changes: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """Rows, and what they were computed from."""
-        count, revisions, rows = self.count, self.revisions, Rows(self.count)
-        raw: dict[str, Any] = {"effort": {}}
+    def measure(self, operator: Operator, rest: float, changes: int) -> None:
+        """Fill in the rows, and what they were computed from. Raises SystemExit when a stage takes for ever."""
+        count, revisions, rows, raw = self.count, self.revisions, self.rows, self.raw
         say(f"{count} resources are made")
         began = time.monotonic()
         operator.start()
         self.make()
         revisions.wait(dict.fromkeys(self.names, 1), 600)
         rows.add("made at once, until each has its revision", time.monotonic() - began, "s")
-        self.settle(900)
+        self.settle(operator, 900)
         rows.add("the same, until all are at rest", time.monotonic() - began, "s")
         raw["effort"]["until all are at rest"] = operator.effort()
         say(f"{changes} specs are changed, one after the other")
@@ -314,9 +315,9 @@ class Bench:
         goal = 2.0 if count <= 200 else 10.0
         rows.add("spec change to first write, p99", quantile(delays, 0.99), "s", goal)
         raw["effort"]["and after the changes"] = operator.effort()
-        self.settle(900)
+        self.settle(operator, 900)
         say("waiting for replaced engines to leave")
-        operator.quiet(max(45.0, count / 10 * 1.5), 900)  # longer than between two looks at a resource at rest
+        operator.quiet(max(45.0, count / 10 * 1.2), 900)  # longer than between two looks at a resource at rest
         before, cpu, at = operator.writes(), operator.cpu(), time.monotonic()
         while (left := rest - (time.monotonic() - at)) > 0:
             say(f"at rest, {left:.0f} s to go")
@@ -340,7 +341,6 @@ class Bench:
         raw["effort"]["started anew, until the last first write"] = operator.effort()
         rows.add("resident memory, most", max(first, operator.memory()[1]), "MiB", 400.0)
         raw["memoryAtRest"] = round(now, 1)
-        return rows.rows, raw
 
     def _delays(self, changes: int) -> list[float]:
         """Seconds from a spec change to the operator's first write for it."""
@@ -355,9 +355,11 @@ class Bench:
 
 
 def write(path: Path, count: int, rows: list[dict[str, Any]], raw: dict[str, Any]) -> None:
-    """Put them in the place of earlier ones for as many resources."""
+    """Put them in the place of earlier ones that measured the same; each says when that was."""
     old = json.loads(path.read_text()) if path.exists() else {"rows": [], "raw": {}}
-    kept = [r for r in old["rows"] if not r["what"].startswith(f"{count} resources:")]
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    rows = [row | {"at": at} for row in rows]
+    kept = [r for r in old["rows"] if r["what"] not in {row["what"] for row in rows}]
     record = {
         "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
         "versions": {"python": platform.python_version(), "kubernetes": client.__version__},
@@ -379,21 +381,30 @@ def main() -> int:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     env = using.environment("bench")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
+    ended = ""
     with tempfile.TemporaryDirectory(prefix="ddtree-bench-") as folder:
         bench = Bench(args.count, env)
         operator = Operator(env, Path(folder))
         try:
-            rows, raw = bench.measure(operator, args.rest, args.changes)
+            bench.measure(operator, args.rest, args.changes)
         except KeyboardInterrupt:
             raise SystemExit("stopped; nothing is written") from None
+        except SystemExit as error:  # what was measured so far counts, and why there is no more
+            ended = str(error)
+            bench.raw["ended"] = ended
+            if operator.process is not None and operator.process.poll() is None:
+                bench.rows.add("resident memory, most", operator.memory()[1], "MiB", 400.0)
         finally:
             operator.stop()
             bench.revisions.close()
             log = Path(folder, "operator.log")
             if log.exists() and (text := log.read_text(errors="replace").strip()):
                 print(f"the operator's log ends:\n{text[-1500:]}", file=sys.stderr)
-    write(args.out / "operator.json", args.count, rows, raw)
-    return 0 if all(r["ok"] is not False for r in rows) else 1
+    write(args.out / "operator.json", args.count, bench.rows.rows, bench.raw)
+    if ended:
+        print(f"not all was measured: {ended}", file=sys.stderr)
+    return 0 if not ended and all(r["ok"] is not False for r in bench.rows.rows) else 1
 
 
 if __name__ == "__main__":

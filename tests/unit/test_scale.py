@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ddtree_operator.handlers import operator, shared
 from ddtree_operator.handlers import queue as queues
-from ddtree_operator.handlers import shared
 from ddtree_operator.handlers.neighbours import Neighbours
 from ddtree_operator.handlers.queue import Queue
 from ddtree_operator.handlers.reconcile import BUSY, LOOKS
+from ddtree_operator.handlers.settings import Settings
 from ddtree_operator.handlers.shared import FRESH, Shared
 from faults.sim import KEY, Sim, run
 from unit.test_placement_match import node, pod
@@ -171,6 +173,26 @@ def test_what_a_person_changed_goes_first_and_nothing_twice() -> None:
         assert line.queue.depth == 0
         add(("llm", "e"))  # a name that was left in the other line is passed over
         assert await line.finish(1) == ["c", "d", "c", "a", "b", "e"]
+        await line.queue.stop()
+
+    run(story())
+
+
+def test_changes_of_children_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        monkeypatch.setattr(operator, "CALM", 0.05)
+        line = Line()
+        line.queue.start()
+        working = operator.Operator(Settings(), [], "", 0)
+        working.wake_soon("llm", "a")  # on standby: nothing
+        working._term = SimpleNamespace(wake_soon=partial(operator.Term.wake_soon, line))  # type: ignore[assignment]
+        for _ in range(5):
+            working.wake_soon("llm", "a")
+        assert line.queue.depth == 0
+        assert await line.finish(1) == ["a"]
+        working.wake_soon("llm", "a")
+        assert await line.finish(1) == ["a", "a"]
+        assert line.queue.depth == 0
         await line.queue.stop()
 
     run(story())

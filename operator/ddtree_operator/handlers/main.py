@@ -94,7 +94,7 @@ def build(settings: Settings, namespaces: list[str], host: str = "0.0.0.0", port
                 operator.wake(namespace or "", labels[LABEL_DEPLOYMENT], urgent=True)
 
     async def child_changed(namespace: str | None, labels: Any, **_: Any) -> None:
-        operator.wake(namespace or "", labels[LABEL_DEPLOYMENT])
+        operator.wake_soon(namespace or "", labels[LABEL_DEPLOYMENT])
 
     for group, version, plural in CHILDREN:
         kopf.on.event(

@@ -26,6 +26,7 @@ from ddtree_operator.handlers.settings import Settings
 log = logging.getLogger("ddtree.operator")
 
 _LISTED = ("namespace", "name", "uid", "resourceVersion")  # what is kept of a listed resource
+CALM = 0.3  # seconds in which changes of children are gathered: engines that start or leave change many times
 FINISH = 10.0  # seconds that looks under way get before a term ends
 
 
@@ -57,6 +58,10 @@ class Term:
     def wake(self, namespace: str, name: str, *, urgent: bool = False) -> None:
         """Put a resource in line."""
         self.queue.add((namespace, name), urgent=urgent)
+
+    def wake_soon(self, namespace: str, name: str) -> None:
+        """Put a resource in line after a moment, in which more may happen to it."""
+        self.queue.add_later((namespace, name), CALM)
 
     def resync(self, namespace: str, name: str) -> None:
         """Put a resource in line that nobody has looked at for long."""
@@ -177,6 +182,11 @@ class Operator:
         """Put a resource in line, if this replica works; ``urgent`` for what a person or an alert asks for."""
         if self._term is not None:
             self._term.wake(namespace, name, urgent=urgent)
+
+    def wake_soon(self, namespace: str, name: str) -> None:
+        """The same after a moment, for what happens to the children of a resource."""
+        if self._term is not None:
+            self._term.wake_soon(namespace, name)
 
     async def _resync(self) -> None:
         while True:

@@ -30,7 +30,7 @@ import yaml
 from kubernetes import client, config
 from kubernetes.aio import client as aio
 from kubernetes.aio import config as aio_config
-from operator_scale import GROUP, NAMESPACE, PLURAL, ROOT, Operator, phases, resource, using
+from operator_scale import GROUP, NAMESPACE, PLURAL, ROOT, Operator, resource, using
 
 from ddtree_operator.api.spec import DDTreeSpec
 from ddtree_operator.handlers.kube import Kube
@@ -170,9 +170,8 @@ def operated(env: dict[str, str], folder: Path) -> tuple[dict[str, tuple[float, 
     try:
         subprocess.run([*tool, "apply", "--server-side", "-f", "-"], env=env, input=yaml.safe_dump_all(objects),
                        text=True, check=True, stdout=subprocess.DEVNULL)  # fmt: skip
-        version = crd["spec"]["versions"][0]["name"]
         deadline = time.monotonic() + 420
-        while (found := phases(client.CustomObjectsApi(), version)) != {"Paused": RESOURCES}:
+        while (found := operator.phases()) != {"Paused": RESOURCES}:
             if time.monotonic() > deadline:
                 raise SystemExit(f"the 200 resources are not all placed after 420 s: {found}")
             time.sleep(1)

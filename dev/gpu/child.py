@@ -99,7 +99,8 @@ def main() -> None:
 
         begin = time.perf_counter()
         engine = sglang.Engine(**json.loads(Path(sys.argv[2]).read_text()))
-        say({"started": time.perf_counter() - begin})
+        plugin = sys.modules.get("sglang_ddtree")
+        say({"started": time.perf_counter() - begin, "plugin": plugin.__file__ if plugin else None})
         for line in sys.stdin:
             ((name, order),) = json.loads(line).items()
             if name == "stop":

@@ -80,6 +80,7 @@ class Child:
 
     def __init__(self, name: str, kwargs: dict[str, Any], logs: Path, path: Path | None = None) -> None:
         self.name = name
+        self.plugin = ""  # the file of the plugin that a started engine has loaded
         spec = logs / f"{name}.json"
         spec.write_text(json.dumps(kwargs))
         self.log = logs / f"{name}.log"
@@ -93,7 +94,8 @@ class Child:
             environment["SGLANG_DDTREE_ATTENTION"] = "stock"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, str(HERE / "child.py"), str(write), str(spec)],
+                # -P: this folder has a kernels.py, and Transformers would take it for the package of that name
+                [sys.executable, "-P", str(HERE / "child.py"), str(write), str(spec)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -164,6 +166,7 @@ def came_up(children: list[Child], timeout: float) -> tuple[dict[str, Child], di
             child.stop()
         else:
             print(f"started {child.name} in {got['started']:.0f} s", flush=True)
+            child.plugin = str(got["plugin"])
             alive[child.name] = child
     return alive, failed
 
@@ -233,7 +236,7 @@ def speed(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Na
     rng = random.Random(args.seed)
     runs: list[dict[str, Any]] = []
     deadline = time.monotonic() + args.budget
-    only = {int(c): names.split("+") for c, _, names in (p.partition("=") for p in args.only.split(";") if p)}
+    only = {int(c): names.split("/") for c, _, names in (p.partition("=") for p in args.only.split(";") if p)}
     for concurrency in args.concurrency:
         count = max(4, concurrency * 2)
         here = [n for n in only.get(concurrency, list(engines)) if n in engines]
@@ -311,18 +314,21 @@ def sample(engines: dict[str, Child], prompts: list[list[int]], args: argparse.N
 
 def requests(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Namespace, journal: Journal) -> None:
     """What a request can ask for beside greedy text, against the first plain engine: log-probabilities of the text
-    where both wrote the same, and text under regular expressions by the engines that have a grammar ("+grammar")."""
+    where both wrote the same (and plain's own when it answers one request at a time, which is what rounding does), and
+    text under regular expressions by the engines that have a grammar ("+grammar")."""
     first = next(name for name in engines if name.startswith("plain"))
     greedy = {"temperature": 0, "max_new_tokens": args.tokens}
     order = {"prompts": prompts[: args.parity_count], "concurrency": args.parity_concurrency, "params": greedy}
     seen: dict[str, dict[str, Any]] = {}
-    for name, child in engines.items():
-        seen[name] = child.ask("run", order | {"logprob": True})
-        plain, mine = seen[first], seen[name]
+    for name, alone in ((first, False), (first, True), *((n, False) for n in engines if n != first)):
+        label = f"{name}, one at a time" if alone else name
+        seen[label] = engines[name].ask("run", order | {"logprob": True} | ({"concurrency": 1} if alone else {}))
+        plain, mine = seen[first], seen[label]
         texts = zip(plain["outputs"], mine["outputs"], plain["logprobs"], mine["logprobs"], strict=True)
-        off = [abs(x - y) for ids, others, a, b in texts if ids == others for x, y in zip(a, b, strict=True)]
-        row = {"engine": name, "tokens compared": len(off), "largest difference": round(max(off, default=0.0), 5),
-               "median": round(statistics.median(off), 6) if off else None}  # fmt: skip
+        off = sorted(abs(x - y) for ids, others, a, b in texts if ids == others for x, y in zip(a, b, strict=True))
+        at = {q: round(off[min(len(off) - 1, len(off) * q // 1000)], 5) if off else None for q in (500, 990, 999)}
+        row = {"engine": label, "tokens compared": len(off), "median": at[500], "p99": at[990], "p99.9": at[999],
+               "largest": round(off[-1], 5) if off else None}  # fmt: skip
         journal.add("log-probabilities", row)
         print("log-probabilities", row, flush=True)
     able = [name for name in engines if "+grammar" in name]
@@ -385,7 +391,7 @@ def main() -> int:
     ask.add_argument("--pair", type=Path, required=True)
     ask.add_argument("--prompts", type=Path, required=True)
     ask.add_argument("--phase", type=lambda s: s.split(","), required=True, help=", ".join(PHASES))
-    ask.add_argument("--only", default="", help="speed: concurrency=engine+engine;... runs only these there")
+    ask.add_argument("--only", default="", help="speed: concurrency=engine/engine;... runs only these there")
     ask.add_argument("--engines", default="plain,chain16,tree15,tree63")
     ask.add_argument("--dtype", default="bfloat16")
     ask.add_argument("--concurrency", type=lambda s: [int(x) for x in s.split(",")], default=[1, 2, 4, 8, 16, 32])

@@ -1,4 +1,4 @@
-.PHONY: test-kernels oracle test-gpu bench-gpu
+.PHONY: test-kernels oracle test-gpu test-gpu-faults bench-gpu
 
 KERNEL_PATH = $(CURDIR)/patches/sglang_ddtree/src:$(CURDIR)/tests
 # pytest lives in the operator's environment, torch in the engine's
@@ -20,12 +20,17 @@ test-gpu: ## kernels on a GPU against their references, 100,000 random trees
 	PYTHONPATH=$(KERNEL_PATH) $(GPU_PYTHON) dev/gpu/kernels.py build/gpu-kernels.json
 	PYTHONPATH=$(KERNEL_PATH) $(GPU_PYTHON) dev/gpu/attention.py build/gpu-attention.json
 
+test-gpu-faults: ## faulty plugins on a GPU: each must be refused, write another text or accept less (ATTENTION=+fa3)
+	@$(HAS_GPU) || { $(NEEDS_GPU); }
+	pair=$$(ENGINE_PYTHON=$(GPU_PYTHON) models/prepare smollm2); mkdir -p build; PYTHONPATH=$(KERNEL_PATH) $(GPU_PYTHON) dev/gpu/mutants.py build/gpu-mutants.json \
+	  --pair "$$pair" --prompts operator/ddtree_operator/data/prompts/smollm2.jsonl --engine tree15$(ATTENTION)
+
 bench-gpu: ## the engine on a GPU: step cost, parity and throughput of plain, chain and trees, on the real pair and in an 8B shape
 	@$(HAS_GPU) || { $(NEEDS_GPU); }
 	pair=$$(ENGINE_PYTHON=$(GPU_PYTHON) models/prepare smollm2); wide=$$pair-8b; export PYTHONPATH=$(KERNEL_PATH); mkdir -p build; \
 	[ -f "$$wide/drafter/config.json" ] || $(GPU_PYTHON) dev/gpu/pad_pair.py "$$pair" "$$wide"; \
 	for at in "$$pair" "$$wide"; do \
 	  $(GPU_PYTHON) dev/gpu/engine.py "build/gpu-engine-$$(basename "$$at").json" --pair "$$at" \
-	    --prompts operator/ddtree_operator/data/prompts/smollm2.jsonl --phase steps,parity,sample,speed,profile --profiled chain16,tree15,tree63 \
+	    --prompts operator/ddtree_operator/data/prompts/smollm2.jsonl --phase steps,parity,sample,requests,speed,profile --profiled chain16,tree15,tree63 \
 	    --engines plain,chain16,chain8,tree7,tree15,tree31,tree63; \
 	done

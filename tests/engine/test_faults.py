@@ -14,6 +14,7 @@ from engine.fleet import (
     greedy,
     prompts,
 )
+from engine.mutations.make import MUST
 
 pytestmark = pytest.mark.engine
 ASKED = prompts(24, seed=5)
@@ -38,8 +39,9 @@ def accept_length(outcome: Outcome) -> float:
 
 
 SOUND = Scenario.make("sound", DDTREE, ROUNDS)
-CHAIN_POSITIONS, NO_MOVE, DRAFT_POSITIONS = faulty("chain-positions"), faulty("no-move"), faulty("draft-positions")
-WRONG_MASK, WRONG_MOVE = faulty("causal-mask"), faulty("wrong-slot")
+REFUSED, TEXT, SLOWER = (
+    [faulty(name) for name, must in MUST.items() if must == want] for want in ("refused", "text", "slower")
+)
 MISFIT = Scenario.make(
     "misfit",
     DDTREE | {"speculative_draft_model_path": "@tiny/drafter-misfit"},
@@ -47,7 +49,7 @@ MISFIT = Scenario.make(
 )
 
 
-@pytest.mark.parametrize("scenario", [WRONG_MASK, CHAIN_POSITIONS], ids=lambda s: s.name)
+@pytest.mark.parametrize("scenario", REFUSED, ids=lambda s: s.name)
 def test_the_start_up_check_refuses(fleet: Fleet, scenario: Scenario) -> None:
     outcome = fleet.outcome(scenario)
     assert outcome.answers is None
@@ -56,13 +58,13 @@ def test_the_start_up_check_refuses(fleet: Fleet, scenario: Scenario) -> None:
     assert outcome.log.count("ddtree: refused: ") == 1
 
 
-@pytest.mark.parametrize("scenario", [WRONG_MOVE, NO_MOVE], ids=lambda s: s.name)
+@pytest.mark.parametrize("scenario", TEXT, ids=lambda s: s.name)
 def test_the_text_differs(fleet: Fleet, scenario: Scenario) -> None:
     """These slip past the start-up check, which looks at one pass; the canary's parity check is there for them."""
     assert differing(fleet.outcome(scenario)) > len(ASKED) / 3
 
 
-@pytest.mark.parametrize("scenario", [SOUND, DRAFT_POSITIONS, MISFIT], ids=lambda s: s.name)
+@pytest.mark.parametrize("scenario", [SOUND, *SLOWER, MISFIT], ids=lambda s: s.name)
 def test_the_drafter_cannot_change_the_text(fleet: Fleet, scenario: Scenario) -> None:
     assert differing(fleet.outcome(scenario)) == 0
     sound = accept_length(fleet.outcome(SOUND))

@@ -217,6 +217,7 @@ def test_faulty_patches_and_the_demos_series_are_up_to_date() -> None:
         standard, faulty = series.load(SERIES), series.load(ROOT / f"dev/demo/series-{name}")
         assert faulty[:-1] == standard
     assert {p.stem for p in path.parent.glob("*.patch")} == set(make.FAULTS)
+    assert set(make.MUST) == {name for name in make.FAULTS if not name.startswith("dump-")}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests/engine/mutations").glob("*.patch")), ids=lambda p: p.stem)

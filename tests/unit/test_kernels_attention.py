@@ -26,7 +26,7 @@ from sglang_ddtree.kernels.mask import fill_words  # noqa: E402
 from sglang_ddtree.kernels.window import open_window  # noqa: E402
 from sglang_ddtree.metrics import Metrics  # noqa: E402
 from sglang_ddtree.ops import TorchOps  # noqa: E402
-from sglang_ddtree.tree import ancestor_mask, build_tree  # noqa: E402
+from sglang_ddtree.tree import Opening, ancestor_mask, build_tree  # noqa: E402
 
 pytestmark = pytest.mark.unit
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -178,8 +178,8 @@ def test_a_step_opens_as_plain_torch_opens_it(width: int, block: int) -> None:
     rows, lens = torch.tensor([4, 0, 2], device=DEVICE), torch.tensor([7, 300, 0], device=DEVICE)
     roots = torch.tensor([[5, 9], [6, 9], [7, 9]], device=DEVICE)[:, 0]  # strided
     size = {"window": max(width, block), "block": block, "mask_id": 99}
-    ours = open_window(table, rows, lens, roots, **size)
-    plain = TorchOps().open(table, rows, lens, roots, **size)
+    at = Opening(table, rows, lens, roots, **size)
+    ours, plain = open_window(at), TorchOps().open(at)
     assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
 
 
@@ -197,10 +197,12 @@ def test_the_account_equals_plain_torch_and_leaves_out_what_fills_a_batch_up() -
     assert (metrics.observed, metrics.nodes) == (3, 45)
     assert metrics.predicted == pytest.approx(float(tree.stats[:, 2].sum()), rel=1e-5)
     assert metrics.sums[2].tolist() == [3, 2, 2, 2, 1, 1, 1, 1]
+    deepest, inner = int(tree.depths.max(-1).values.sum()), sum(len(set(p[1:].tolist()) - {0}) for p in tree.parents)
+    assert metrics.sums[3].tolist() == [deepest, 45 - inner, 0, 0, 0, 0, 0, 0]
 
     def on_device(where: torch.Tensor) -> torch.Tensor:
-        sums = torch.zeros((3, 8), dtype=torch.float64, device=DEVICE)
-        parts = [t.to(DEVICE) for t in (tree.scores, tree.depths, tree.counts, accepted, where)]
+        sums = torch.zeros((4, 8), dtype=torch.float64, device=DEVICE)
+        parts = [t.to(DEVICE) for t in (tree.scores, tree.depths, tree.counts, tree.stats, accepted, where)]
         account(*parts, sums)
         return sums.cpu()
 

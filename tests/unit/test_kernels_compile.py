@@ -1,4 +1,4 @@
-"""Every kernel compiles for the GPUs the product names; none of them is needed here."""
+"""Every kernel that the package launches compiles for the GPUs the product names; none of them is needed here."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def test_all_kernels_compile_for_ampere_ada_hopper_and_blackwell(tmp_path: Path)
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if line.strip()]
-    assert len(lines) >= 18
+    assert sum("attention" in line for line in lines) >= 8, "the cuts of real models"
     assert all(f"sm_{c}" in line for line in lines for c in (80, 89, 90, 100, 120))
     assert "spills" not in done.stdout

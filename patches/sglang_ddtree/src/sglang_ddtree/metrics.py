@@ -18,21 +18,22 @@ from sglang_ddtree.tree import Tree
 COPY_EVERY = 8  # steps between copies of the sums on a device
 TIME_EVERY = 16  # steps of which one is timed
 PHASES = ("draft", "verify", "commit")
-MASS, NODES, ACCEPTED = range(3)  # rows of the sums
+MASS, NODES, ACCEPTED, SHAPE = range(4)  # rows of the sums
 
 
 class Metrics:
     """Counts of one scheduler process.
 
-    ``depths[d]``: request steps that accepted d drafts. ``sums`` float64 [3, steps] on the device, by depth: the
+    ``depths[d]``: request steps that accepted d drafts. ``sums`` float64 [4, steps] on the device, by depth: the
     drafter's expectation (sum of the probabilities of the nodes there), draft nodes, request steps that accepted a node
-    there; column 0 of the last row counts all request steps. ``predicted``, ``nodes``, ``observed``: their totals as
+    there (column 0 counts all request steps); the last row has the trees' deepest nodes' depths and their leaves in its
+    first two columns. ``predicted``, ``nodes``, ``observed``: their totals as
     far as the host knows. Exported when the engine runs with ``--enable-metrics``."""
 
     def __init__(self, config: Config, export: bool, device: str) -> None:
         self.depths = [0] * (config.depth + 1)
-        self.sums = torch.zeros((3, config.steps), dtype=torch.float64, device=device)
-        self._known = torch.zeros((3, config.steps), dtype=torch.float64)
+        self.sums = torch.zeros((4, config.steps), dtype=torch.float64, device=device)
+        self._known = torch.zeros((4, config.steps), dtype=torch.float64)
         self._on_host = self.sums.device.type == "cpu"
         self._steps = 0
         self._copy: tuple[torch.Tensor, Any] | None = None
@@ -61,7 +62,7 @@ class Metrics:
         if not self._on_host:
             from sglang_ddtree.kernels.account import account
 
-            account(tree.scores, tree.depths, tree.counts, accept_len, slots, self.sums)
+            account(tree.scores, tree.depths, tree.counts, tree.stats, accept_len, slots, self.sums)
             return
         steps = self.sums.shape[1]
         real = tree.depths > 0
@@ -70,6 +71,7 @@ class Metrics:
         self.sums[NODES].index_add_(0, at, torch.ones(len(at), dtype=torch.float64))
         reached = torch.arange(steps) <= accept_len[:, None]
         self.sums[ACCEPTED] += reached.double().sum(0)
+        self.sums[SHAPE, :2] += tree.stats[:, :2].double().sum(0)
 
     def step(self) -> None:
         """After the last launch of a step: start a copy of the sums if it is time, take in what has arrived."""
@@ -141,6 +143,8 @@ class _Exported:
         self.predicted = Counter("ddtree:predicted_drafts", "Drafts the drafter expected to be accepted.")
         self.nodes = Counter("ddtree:tree_nodes", "Draft nodes verified.")
         self.steps = Counter("ddtree:tree_steps", "Request steps behind ddtree:predicted_drafts and ddtree:tree_nodes.")
+        self.deepest = Counter("ddtree:tree_depth", "Depths of the deepest nodes of the trees, summed.")
+        self.leaves = Counter("ddtree:tree_leaves", "Leaves of the trees.")
         by_depth = [
             Counter(f"ddtree:{name}_by_depth", text, ["depth"])
             for name, text in (
@@ -163,6 +167,8 @@ class _Exported:
         self.predicted.inc(sum(more[MASS]))
         self.nodes.inc(sum(more[NODES]))
         self.steps.inc(more[ACCEPTED][0])
+        self.deepest.inc(more[SHAPE][0])
+        self.leaves.inc(more[SHAPE][1])
         for children, row in zip(self.by_depth, (more[MASS], more[NODES], more[ACCEPTED]), strict=True):
             for child, value in zip(children, row[1:], strict=True):
                 if value:

@@ -8,26 +8,14 @@ from typing import Any, Protocol
 import torch
 
 from sglang_ddtree import tree as torch_tree
-from sglang_ddtree.tree import Accepted, Tree
+from sglang_ddtree.tree import Accepted, Opened, Opening, Tree
 
 
 class TreeOps(Protocol):
-    """Operations of one step. Shapes and meanings: ``tree.Tree`` and ``tree.Accepted``."""
+    """Operations of one step. Shapes and meanings: ``Opening``, ``Opened``, ``Tree`` and ``Accepted`` in ``tree``."""
 
-    def open(
-        self,
-        table: torch.Tensor,
-        rows: torch.Tensor,
-        lens: torch.Tensor,
-        roots: torch.Tensor,
-        *,
-        window: int,
-        block: int,
-        mask_id: int,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What a step begins with, int64: the ``window`` slots after every prefix [bs, window], the drafter's ids (the
-        root, then mask tokens) and positions [bs, block]. table [requests, tokens]: the slot of every token; rows,
-        lens, roots [bs]."""
+    def open(self, at: Opening) -> Opened:
+        """What the step works on."""
 
     def build(
         self,
@@ -61,22 +49,13 @@ class TreeOps(Protocol):
 class TorchOps:
     """Plain torch, the reference on any device."""
 
-    def open(
-        self,
-        table: torch.Tensor,
-        rows: torch.Tensor,
-        lens: torch.Tensor,
-        roots: torch.Tensor,
-        *,
-        window: int,
-        block: int,
-        mask_id: int,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        places = lens.long()[:, None] + torch.arange(window, device=lens.device)
-        ids = torch.full((len(rows), block), mask_id, dtype=torch.int64, device=lens.device)
-        ids[:, 0] = roots
-        positions = lens.long()[:, None] + torch.arange(block, device=lens.device)
-        return table[rows[:, None], places].long(), ids, positions
+    def open(self, at: Opening) -> Opened:
+        device, lens = at.lens.device, at.lens.long()[:, None]
+        places = lens + torch.arange(at.window, device=device)
+        ids = torch.full((len(at.rows), at.block), at.mask_id, dtype=torch.int64, device=device)
+        ids[:, 0] = at.roots
+        positions = lens + torch.arange(at.block, device=device)
+        return Opened(at.table[at.rows[:, None], places].long(), ids, positions)
 
     def build(
         self,

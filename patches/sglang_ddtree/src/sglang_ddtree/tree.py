@@ -7,6 +7,7 @@ node's parent always before it. Nodes past the count are padding: token 0, paren
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -26,6 +27,30 @@ class Tree:
     scores: torch.Tensor
     counts: torch.Tensor
     stats: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a step begins from. table integer [requests, tokens]: the KV slot of every token; rows, lens, roots integer
+    [bs]: the requests' rows of it, their prefixes' lengths, their last tokens. ``window`` slots are wanted, and a
+    drafter's ``block`` filled up with ``mask_id``."""
+
+    table: torch.Tensor
+    rows: torch.Tensor
+    lens: torch.Tensor
+    roots: torch.Tensor
+    window: int
+    block: int
+    mask_id: int
+
+
+class Opened(NamedTuple):
+    """int64: the slots after every prefix [bs, window]; the drafter's ids (the root, then mask tokens) and positions
+    [bs, block]."""
+
+    slots: torch.Tensor
+    ids: torch.Tensor
+    positions: torch.Tensor
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from sglang_ddtree.metrics import Metrics
 from sglang_ddtree.ops import TreeOps, select_ops
 from sglang_ddtree.plugin import settings
 from sglang_ddtree.sampling import target_tokens
-from sglang_ddtree.tree import Accepted, Tree
+from sglang_ddtree.tree import Accepted, Opening, Tree
 from sglang_ddtree.verify_input import DDTreeVerifyInput
 
 logger = logging.getLogger(__name__)
@@ -242,24 +242,26 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
     def _open_window(self, batch: Any, draft_input: Any, roots: torch.Tensor) -> Window:
         """The slots after every request's prefix, which the scheduler has already allocated; the drafter's block."""
         size = self.config.window
-        slots, ids, positions = self.ops.open(
-            self.model_runner.req_to_token_pool.req_to_token,
-            batch.req_pool_indices,
-            batch.seq_lens,
-            roots,
-            window=size,
-            block=self.config.block,
-            mask_id=int(self._mask_token_id),
+        opened = self.ops.open(
+            Opening(
+                self.model_runner.req_to_token_pool.req_to_token,
+                batch.req_pool_indices,
+                batch.seq_lens,
+                roots,
+                window=size,
+                block=self.config.block,
+                mask_id=int(self._mask_token_id),
+            )
         )
         host = batch.seq_lens_cpu if batch.seq_lens_cpu is not None else draft_input.nxt_kv_lens_cpu
         plan = self.model_runner.kv_index_translator.plan(
             req_pool_indices=batch.req_pool_indices,
             seq_lens=batch.seq_lens,
             seq_lens_cpu=host,
-            write_virtual=slots.view(-1),
+            write_virtual=opened.slots.view(-1),
             read_extent=size,
         )
-        return Window(slots, ids, positions, plan, host)
+        return Window(*opened, plan, host)
 
     def _embed(self, ids: torch.Tensor) -> torch.Tensor:
         """The drafter's input embeddings."""

@@ -16,7 +16,7 @@ from sglang_ddtree.kernels.kv_move import KVBuffers, move_accepted_kv
 from sglang_ddtree.kernels.mask import full_mask_cells, write_full_mask
 from sglang_ddtree.kernels.walk import WalkBuffers, tree_links, walk_tree
 from sglang_ddtree.kernels.window import open_window
-from sglang_ddtree.tree import Accepted, Tree
+from sglang_ddtree.tree import Accepted, Opened, Opening, Tree
 
 
 def as_tree(buffers: TreeBuffers) -> Tree:
@@ -46,19 +46,9 @@ class TritonOps:
         """The target's attention backend: its mask buffer, which CUDA graphs read, is then written in place."""
         self._backend = backend
 
-    def open(
-        self,
-        table: torch.Tensor,
-        rows: torch.Tensor,
-        lens: torch.Tensor,
-        roots: torch.Tensor,
-        *,
-        window: int,
-        block: int,
-        mask_id: int,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def open(self, at: Opening) -> Opened:
         """See ``TreeOps.open``."""
-        return open_window(table, rows, lens, roots, window=window, block=block, mask_id=mask_id)
+        return open_window(at)
 
     def build(
         self,

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_ddtree.tree import Opened, Opening
+
 
 @triton.jit(do_not_specialize=["stride", "N", "B", "mask_id"])
 def _open_kernel(table, rows, lens, roots, slots, ids, positions, stride, N, B, mask_id, S: tl.constexpr):
@@ -22,26 +24,15 @@ def _open_kernel(table, rows, lens, roots, slots, ids, positions, stride, N, B, 
     tl.store(positions + b * B + lane, length + lane, mask=lane < B)
 
 
-def open_window(
-    table: torch.Tensor,
-    rows: torch.Tensor,
-    lens: torch.Tensor,
-    roots: torch.Tensor,
-    *,
-    window: int,
-    block: int,
-    mask_id: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Slots int64 [batch, window] at positions ``lens`` and on; the drafter's ids int64 [batch, block] (the root, then
-    mask tokens) and positions int64 [batch, block]. ``table`` integer [requests, tokens], unit column stride; the
-    others integer [batch]."""
-    batch = rows.shape[0]
-    slots = torch.empty((batch, window), dtype=torch.int64, device=table.device)
-    drafted = torch.empty((2, batch, block), dtype=torch.int64, device=table.device)
+def open_window(at: Opening) -> Opened:
+    """The slots, ids and positions, in tensors of their own. The table needs unit column stride."""
+    batch = at.rows.shape[0]
+    slots = torch.empty((batch, at.window), dtype=torch.int64, device=at.table.device)
+    ids, positions = torch.empty((2, batch, at.block), dtype=torch.int64, device=at.table.device)
     if batch:
         _open_kernel[(batch,)](
-            table, rows, lens, roots.contiguous(), slots, drafted[0], drafted[1],
-            table.stride(0), window, block, mask_id,
-            S=triton.next_power_of_2(max(window, block, 16)), num_warps=1,
+            at.table, at.rows, at.lens, at.roots.contiguous(), slots, ids, positions,
+            at.table.stride(0), at.window, at.block, at.mask_id,
+            S=triton.next_power_of_2(max(at.window, at.block, 16)), num_warps=1,
         )  # fmt: skip
-    return slots, drafted[0], drafted[1]
+    return Opened(slots, ids, positions)

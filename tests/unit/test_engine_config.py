@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "patches/sglang_ddt
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "patches/sglang_cpu/src"))
 from sglang_cpu.defaults import cpu_defaults
 from sglang_ddtree import ledger
-from sglang_ddtree.config import Config, ModelFacts, Refused, make_config, refuse_arguments, refuse_models
+from sglang_ddtree.config import (
+    _ARGUMENTS,
+    Config,
+    ModelFacts,
+    Refused,
+    make_config,
+    refuse_arguments,
+    refuse_models,
+)
 
 pytestmark = pytest.mark.unit
-GOOD = {"device": "cuda", "attention_backend": "triton", "pp_size": 1, "disaggregation_mode": "null"}
+GOOD = {field: fine for field, fine, _ in _ARGUMENTS} | {"device": "cuda", "attention_backend": "triton"}
 
 
 def refusal(call: Any, *args: Any) -> str:
@@ -53,7 +62,7 @@ def test_block_and_spine() -> None:
 
 def test_a_plain_gpu_engine_is_accepted() -> None:
     refuse_arguments(GOOD)
-    refuse_arguments({"device": "cpu", "attention_backend": "torch_native"})
+    refuse_arguments(GOOD | {"device": "cpu", "attention_backend": "torch_native"})
     refuse_models(ModelFacts())
 
 
@@ -78,6 +87,15 @@ def test_a_plain_gpu_engine_is_accepted() -> None:
 )
 def test_what_is_refused_names_the_flag(change: dict[str, Any], word: str) -> None:
     assert word in refusal(refuse_arguments, GOOD | change)
+
+
+@pytest.mark.parametrize(("field", "fine"), [(field, fine) for field, fine, _ in _ARGUMENTS])
+def test_every_guard_fires_and_says_what_to_change(field: str, fine: Any) -> None:
+    other = {bool: True, int: 2, str: "other", list: ["a=b"], type(None): "x"}[type(fine)]
+    sentence = refusal(refuse_arguments, GOOD | {field: other})
+    assert f"--{field.replace('_', '-')}" in sentence
+    missing = {name: value for name, value in GOOD.items() if name != field}
+    assert f"has no {field}" in refusal(refuse_arguments, missing), "a guard that cannot see is no guard"
 
 
 @pytest.mark.parametrize(
@@ -123,3 +141,8 @@ def test_the_ledger_counts_what_a_width_costs() -> None:
     lines = ledger.text(Config(63, 16), shape).splitlines()
     assert all(line.startswith("ddtree: memory: ") and "(--" in line for line in lines)
     assert len(lines) == 6
+    flash = ledger.ledger(Config(63, 16), replace(shape, backend="fa3"))[-1]
+    assert (flash.size, flash.flag) == (2 * 4 * 32 * 40_960, "--context-length")
+    cpu = ledger.text(Config(63, 16), replace(shape, backend="torch_native", graph_batch=0))
+    assert "CUDA graphs" not in cpu
+    assert f"the mask of a step, {32 * 64} rows" in cpu

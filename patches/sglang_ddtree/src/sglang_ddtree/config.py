@@ -127,9 +127,12 @@ def refuse_arguments(args: Mapping[str, Any]) -> None:
 
 def refuse_flags(args: Mapping[str, Any]) -> None:
     """The part of ``refuse_arguments`` that needs no resolved values: run on what the user gave, so that SGLang's own
-    errors about the same flags do not come first."""
+    errors about the same flags do not come first. ``args`` has every argument: one that SGLang no longer knows would
+    be a guard that never fires, so that is refused too."""
     for field, fine, sentence in _ARGUMENTS:
-        value = args.get(field)
+        if field not in args:
+            raise Refused(f"this SGLang has no {field}, which DDTree has to look at; use the release it is made for")
+        value = args[field]
         if value is not None and value != fine:
             raise Refused(sentence.format(value=value))
 
@@ -181,6 +184,17 @@ _ARGUMENTS: tuple[tuple[str, Any, str], ...] = (
     ("enable_page_major_kv_layout", False, "DDTree is not proven with it; remove --enable-page-major-kv-layout"),
     ("enable_hisparse", False, "DDTree is not proven with HiSparse; remove --enable-hisparse"),
     ("enable_hierarchical_cache", False, "DDTree is not proven with it; remove --enable-hierarchical-cache"),
+    ("enable_lmcache", False, "DDTree is not proven with it; remove --enable-lmcache"),
+    ("enable_flexkv", False, "DDTree is not proven with it; remove --enable-flexkv"),
+    (
+        "enable_unified_cache_external_linker",
+        False,
+        "DDTree is not proven with it; remove --enable-unified-cache-external-linker",
+    ),
+    ("enable_kv_cache_sharding", False, "KV slots on other GPUs cannot be moved; remove --enable-kv-cache-sharding"),
+    ("enable_prefill_cp", False, "DDTree does not work with context parallelism; remove --enable-prefill-cp"),
+    ("uno_lora_path", None, "DDTree is not proven with LoRA; remove --uno-lora-path"),
+    ("enable_single_batch_overlap", False, "DDTree is not proven with it; remove --enable-single-batch-overlap"),
     ("enable_two_batch_overlap", False, "DDTree is not proven with it; remove --enable-two-batch-overlap"),
     ("enable_return_routed_experts", False, "DDTree does not return them; remove --enable-return-routed-experts"),
 )

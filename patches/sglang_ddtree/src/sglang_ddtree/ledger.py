@@ -13,7 +13,7 @@ MIB = 1 << 20
 class Shape:
     """Sizes the ledger needs. ``kv_bytes``: bytes of KV of one token in all layers of the target, ``draft_kv_bytes`` of
     the drafter, on one GPU; ``aux``: width of the target's hidden states the drafter reads; ``bytes``: of a number in
-    the model's type."""
+    the model's type; ``backend``: the target's attention backend, ``graph_batch`` 0 without CUDA graphs."""
 
     vocab: int
     aux: int
@@ -23,6 +23,7 @@ class Shape:
     context: int
     running: int
     graph_batch: int
+    backend: str = "triton"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,6 @@ class Entry:
 def ledger(config: Config, shape: Shape) -> list[Entry]:
     """The entries, at the configured width and batch."""
     rows = shape.running * config.width
-    graph_rows = shape.graph_batch * config.width
     drafted = shape.running * (config.block - 1)
     budget = "--speculative-ddtree-budget"
     running = "--max-running-requests"
@@ -56,12 +56,20 @@ def ledger(config: Config, shape: Shape) -> list[Entry]:
             drafted * (shape.vocab * shape.bytes if config.budget > 16 else 16 * 12),
             running,
         ),
-        Entry(
-            f"SGLang's mask buffer, {graph_rows} rows of up to {shape.context + config.width} bytes",
-            graph_rows * (shape.context + config.width),
-            "--context-length",
-        ),
+        _reach(config, shape),
     ]
+
+
+def _reach(config: Config, shape: Shape) -> Entry:
+    """What says which slots and nodes a row sees: it grows with the context."""
+    flag = "--context-length"
+    if shape.backend == "fa3":
+        each = 4 * shape.graph_batch * shape.context
+        return Entry(f"lists of prefix slots, two for {shape.graph_batch} requests", 2 * each, flag)
+    rows = (shape.graph_batch or shape.running) * config.width
+    kept = "SGLang's mask buffer" if shape.graph_batch else "the mask of a step"
+    longest = shape.context + config.width
+    return Entry(f"{kept}, {rows} rows of up to {longest} bytes", rows * longest, flag)
 
 
 def text(config: Config, shape: Shape) -> str:
@@ -69,8 +77,9 @@ def text(config: Config, shape: Shape) -> str:
     entries = ledger(config, shape)
     lines = [f"ddtree: memory: {e.size / MIB:8.1f} MiB  {e.what} ({e.flag})" for e in entries]
     total = sum(e.size for e in entries)
+    graphs = f" and CUDA graphs up to batch {shape.graph_batch} (--cuda-graph-max-bs-decode)"
     lines.append(
-        f"ddtree: memory: {total / MIB:8.1f} MiB  in all, beside weights, KV of text and CUDA graphs up to batch "
-        f"{shape.graph_batch} (--cuda-graph-max-bs-decode)"
+        f"ddtree: memory: {total / MIB:8.1f} MiB  in all, beside weights and the KV of text (--max-total-tokens)"
+        + (graphs if shape.graph_batch else "")
     )
     return "\n".join(lines)

@@ -1,6 +1,6 @@
 """Check, apply and report the patch series.
 
-usage: python -m sglang_ddtree.patches verify|apply|status [--series DIR] [--root SITE_PACKAGES] [--wheel FILE]
+usage: python -m sglang_ddtree.patches verify|apply|status|combine [--series DIR] [--root SITE_PACKAGES] [--wheel FILE]
 
 The series holds what a plugin cannot do (``patches/sglang-0.5.23`` in the repository, also inside this package).
 ``apply`` changes all files or none and does nothing the second time. ``verify`` applies it in memory, compiles what
@@ -26,6 +26,7 @@ from sglang_ddtree import series as s
 
 WHEELS = {  # sha256 of the wheels the series is made for
     "00b3cd5b265ac76c64185fbb6b95424f324ddd9f428d0306b77bc9db9d859937": "cp311-cp311-manylinux_2_34_x86_64",
+    "8d257a319395b322bb1be327d05e5528859358153c8563b04c0a4a3c8af164b6": "cp312-cp312-manylinux_2_34_x86_64",
 }
 
 
@@ -62,7 +63,10 @@ def wheel_reader(wheel: Path) -> s.Read:
     except OSError as error:
         raise s.PatchError(f"{wheel}: cannot be read ({error.strerror})") from None
     if digest not in WHEELS:
-        raise s.PatchError(f"{wheel.name}: sha256 {digest} is not that of a pinned SGLang {SGLANG_VERSION} wheel")
+        raise s.PatchError(
+            f"{wheel.name}: sha256 {digest} is not that of a pinned SGLang {SGLANG_VERSION} wheel "
+            f"({', '.join(sorted(WHEELS.values()))})"
+        )
     archive = zipfile.ZipFile(wheel)
     names = set(archive.namelist())
     ours = reader(Path(__file__).resolve().parents[1])

@@ -211,11 +211,19 @@ def _print_ledger(cfg: Any, config: Config, model: Any) -> None:
             bytes=size,
             context=int(model.context_len),
             running=running,
-            graph_batch=max(cfg.cuda_graph_bs_decode or [int(cfg.cuda_graph_max_bs_decode or running)]),
+            graph_batch=_largest_graph(cfg, running),
+            backend=str(cfg.attention_backend),
         )
         print(ledger.text(config, shape), file=sys.stderr, flush=True)
     except Exception as error:
         logger.warning("ddtree: no memory ledger: %s", error)
+
+
+def _largest_graph(cfg: Any, running: int) -> int:
+    """Requests of the largest CUDA graph for decoding; 0 if there will be none."""
+    if str(cfg.device or "").split(":")[0] == "cpu" or cfg.disable_decode_cuda_graph:
+        return 0
+    return max(cfg.cuda_graph_bs_decode or [int(cfg.cuda_graph_max_bs_decode or running)])
 
 
 def _draft_config(cfg: Any) -> Any:

@@ -2,7 +2,8 @@
 text.
 
 usage: offline.py PAIR_FOLDER SPEC.json OUT.json SPEC {"prompts": [[ids]], "texts": [[greedy ids, longer than tokens
-by a block]], "tokens": n, "budget": b or 0 for the chain} OUT  [[accepted drafts of each step] of each prompt]"""
+by a block]], "tokens": n, "budget": b or 0 for the chain} OUT  [[the accepted path of each step: nodes of its tree,
+root first] of each prompt]"""
 
 from __future__ import annotations
 
@@ -21,19 +22,19 @@ from dflash import Drafter, Shape  # noqa: E402
 from sglang_ddtree import reference  # noqa: E402
 
 
-def accepted(logits: torch.Tensor, text: list[int], budget: int) -> int:
-    """Drafts of the tree (or chain) that ``text`` follows. logits [block - 1, vocab]."""
+def accepted(logits: torch.Tensor, text: list[int], budget: int) -> list[int]:
+    """Nodes of the tree (or chain) that ``text`` follows, root first. logits [block - 1, vocab]."""
     if budget == 0:
         guesses = logits.argmax(-1).tolist()
         count = 0
         while count < len(guesses) and guesses[count] == text[count]:
             count += 1
-        return count
+        return list(range(count + 1))
     vals, ids = logits.topk(min(budget, logits.shape[-1]), -1)
     nodes = reference.build(reference.log_probabilities(vals.numpy(), logits.logsumexp(-1).numpy()), budget)
     tokens = [-1, *(int(ids[d - 1, r]) for d, r in zip(nodes.depths[1:], nodes.ranks[1:], strict=True))]
     path, _ = reference.walk(tokens, nodes.parents, [text[d] if d < len(text) else -1 for d in nodes.depths])
-    return len(path) - 1
+    return list(path)
 
 
 def main() -> None:
@@ -53,7 +54,7 @@ def main() -> None:
             while at - len(prompt) + 1 < spec["tokens"]:
                 hidden = drafter(features[:, :at], torch.tensor([[whole[at]]]), torch.tensor([[at]]), embed)[0, 0]
                 steps.append(accepted(hidden @ head.T, whole[at + 1 : at + shape.block], spec["budget"]))
-                at += steps[-1] + 1
+                at += len(steps[-1])
             out.append(steps)
     out_path.write_text(json.dumps(out))
 

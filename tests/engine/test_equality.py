@@ -135,6 +135,8 @@ def check(scenario: Scenario, outcome: Outcome) -> tuple[int, int]:
 @pytest.mark.parametrize("scenario", [*matrix(), *others()], ids=lambda s: s.name)
 def test_greedy_equals_transformers(fleet: Fleet, scenario: Scenario) -> None:
     drafts, steps = check(scenario, fleet.outcome(scenario))
+    if scenario.name.endswith("retraction"):
+        assert "Retract requests" in fleet.outcome(scenario).log, "no request was retracted"
     if scenario.name.startswith(("ddtree", "dflash")):
         assert steps > 0
         assert drafts / steps > 0.2, "the drafter's proposals are hardly ever accepted"

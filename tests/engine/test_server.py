@@ -201,6 +201,11 @@ def test_server_info_and_metrics(server: str) -> None:
     # what the drafter expects and what comes are of one size; far apart would mean a wrong mask or wrong positions
     predicted = ours["ddtree:predicted_drafts_total"] / ours["ddtree:tree_steps_total"]
     assert 0.3 < predicted < 7
+    depth, leaves = (
+        ours[f"ddtree:tree_{name}_total"] / ours["ddtree:tree_steps_total"] for name in ("depth", "leaves")
+    )
+    assert 2 < depth <= 7
+    assert 1 < leaves < 15
     for name in ("predicted_drafts", "tree_nodes"):
         assert ours[f"ddtree:{name}_by_depth_total"] == pytest.approx(ours[f"ddtree:{name}_total"])
     # every accepted draft once at its depth, and once in SGLang's own count of the step

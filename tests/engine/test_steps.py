@@ -1,4 +1,5 @@
-"""Every request takes exactly the verify steps, with the accepted drafts, that an offline run predicts."""
+"""Every request takes exactly the verify steps that an offline run predicts, and in each the same path through the same
+tree."""
 
 from __future__ import annotations
 
@@ -17,14 +18,17 @@ ASKED = prompts(30, seed=77)
 ROUNDS = [ask(ASKED, temperature=0, max_new_tokens=TOKENS, ignore_eos=True)]
 
 
-def scenario(budget: int) -> Scenario:
-    options = engine("DDTREE", speculative_ddtree_budget=budget) if budget else engine("DFLASH")
-    return Scenario.make(f"steps-{budget or 'chain'}", options, ROUNDS)
+def scenario(budget: int, dump: Path) -> Scenario:
+    if not budget:
+        return Scenario.make("steps-chain", engine("DFLASH"), ROUNDS)
+    options, env = engine("DDTREE", speculative_ddtree_budget=budget), {"DDTREE_TEST_DUMP": str(dump)}
+    return Scenario.make(f"steps-{budget}", options, ROUNDS, env=env, fault="dump-paths")
 
 
 @pytest.mark.parametrize("budget", [0, 3, 15, 63])
 def test_steps_are_the_offline_ones(fleet: Fleet, tmp_path: Path, budget: int) -> None:
-    future = fleet.submit(scenario(budget))
+    dump = tmp_path / "paths.jsonl"
+    future = fleet.submit(scenario(budget, dump))
     texts = greedy("tiny", ASKED, TOKENS + BLOCK)
     (tmp_path / "spec.json").write_text(
         json.dumps({"prompts": ASKED, "texts": texts, "tokens": TOKENS, "budget": budget})
@@ -38,8 +42,19 @@ def test_steps_are_the_offline_ones(fleet: Fleet, tmp_path: Path, budget: int) -
     expected = json.loads((tmp_path / "out.json").read_text())
     outcome = future.result()
     assert outcome.answers is not None, outcome.log[-4000:]
-    for steps, answer in zip(expected, outcome.answers["rounds"][0], strict=True):
-        meta = answer["meta"]
+    for paths, answer in zip(expected, outcome.answers["rounds"][0], strict=True):
+        meta, steps = answer["meta"], [len(path) - 1 for path in paths]
         histogram = {d: n for d, n in enumerate(meta["spec_correct_drafts_histogram"]) if n}
         assert histogram == dict(Counter(steps))
         assert (meta["spec_verify_ct"], meta["spec_num_correct_drafts"]) == (len(steps), sum(steps))
+    if not budget:
+        return
+    taken: dict[str, list[list[int]]] = {}
+    for line in dump.read_text().splitlines():
+        ids, path = json.loads(line)
+        taken.setdefault(json.dumps(ids), []).append(path)
+    for ids, paths in zip(ASKED, expected, strict=True):
+        # with overlap one more step may have begun when a text was already whole
+        assert taken[json.dumps(ids)][: len(paths)] == paths
+    if budget > BLOCK:
+        assert any(path != [*range(len(path))] for paths in expected for path in paths), "no path left the first nodes"

@@ -28,6 +28,7 @@ PRODUCT, MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
 H100 = "NVIDIA-H100-80GB-HBM3"
 PLAIN = "fake-nvidia-h100-80gb-hbm3-"
 SILENT = "silent"
+DOWN = ("not-ready", "unreachable")
 SHARED = f"{PRODUCT}={H100}-SHARED"
 GPU_TAINT = {"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}  # as every engine pod has it
 
@@ -129,28 +130,31 @@ def nodes() -> Iterator[Nodes]:
     for node, change in ODD.items():
         made.kubectl(*(part.replace("{node}", node) for part in change))
     made.kubectl("create", "-f", "-", stdin=json.dumps(silent(made.items("nodes", "-l", f"{PRODUCT}={H100}")[0])))
-    until(lambda: all(_seen(n) for n in made.items("nodes")), 60, "the cordoned node carries its taint")
+    until(lambda: all(_seen(n) for n in made.items("nodes")), 60, "cordoned and silent nodes carry their taints")
     yield made
     made.kubectl("delete", "namespace", made.namespace, "--wait=false")
     made.fake("0")
 
 
 def silent(like: Object) -> Object:
-    """A node that nothing runs, and that never was Ready."""
+    """A node that nothing runs, and that is not Ready. It says so: without that condition no taint stays on it."""
     labels = {**like["metadata"]["labels"], "kubernetes.io/hostname": SILENT}
-    resources = {k: like["status"][k] for k in ("allocatable", "capacity")}
+    status = {k: like["status"][k] for k in ("allocatable", "capacity")}
+    status["conditions"] = [{"type": "Ready", "status": "False", "reason": "KubeletNotReady", "message": "starting"}]
     spec = {"taints": [t for t in like["spec"]["taints"] if t["key"] == GPU_RESOURCE]}
     return {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": SILENT, "labels": labels},
         "spec": spec,
-        "status": resources,
+        "status": status,
     }
 
 
 def _seen(node: Object) -> bool:
-    taints = [t["key"] for t in node["spec"].get("taints") or []]
+    taints = [t["key"] for t in node["spec"].get("taints") or [] if t["effect"] == "NoSchedule"]
+    if node["metadata"]["name"] == SILENT and not {f"node.kubernetes.io/{why}" for why in DOWN} & set(taints):
+        return False
     return not node["spec"].get("unschedulable") or "node.kubernetes.io/unschedulable" in taints
 
 

@@ -126,11 +126,16 @@ class Sim:
         self.server.watcher = self._watch
         self.start()
 
-    def start(self, kube: Kube | None = None, wake: Callable[[str, str], None] = lambda *_: None) -> None:
+    def start(
+        self,
+        kube: Kube | None = None,
+        wake: Callable[[str, str], None] = lambda *_: None,
+        settings: Settings | None = None,
+    ) -> None:
         """A new process: what was only remembered is gone."""
         kube = kube or Kube(self.server)
         self.recorder = Recorder(kube, wake)
-        self.reconciler = Reconciler(kube, Settings(), None, wake, Metrics())  # type: ignore[arg-type]
+        self.reconciler = Reconciler(kube, settings or Settings(), None, wake, Metrics())  # type: ignore[arg-type]
         analyses, watches = Analyses(self), Watches()
         for part in (self.reconciler._observer, self.reconciler._actor):
             part._analyses, part._watches = analyses, watches  # type: ignore[assignment]

@@ -218,11 +218,15 @@ class Kube:
         query = {"tailLines": str(tail), "limitBytes": "200000"} | ({"container": container} if container else {})
         query |= {"previous": "true"} if previous else {}
         try:
-            return (await self._call("GET", POD.path(namespace, pod, "log"), query)).decode(errors="replace")
+            text = (await self._call("GET", POD.path(namespace, pod, "log"), query)).decode(errors="replace")
         except ApiError as error:
             if error.status in {400, 404}:
                 return ""
             raise
+        return "" if text.startswith(_NO_LOG) else text
+
+
+_NO_LOG = "unable to retrieve container logs for "  # the kubelet's whole answer, with 200, when a container is gone
 
 
 def _message(error: Any) -> str:

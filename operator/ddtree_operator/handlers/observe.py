@@ -169,7 +169,7 @@ class Observer:
             for pod in engines.pods:
                 if pod.exit_code and not pod.ready:
                     key = (namespace, pod.name, pod.restarts)
-                    if key not in self._last_words:
+                    if not self._last_words.get(key):  # asked again where there was none: a container may just change
                         log = await self._kube.log(
                             namespace, pod.name, ENGINE_CONTAINER, LOG_LINES, previous=running[pod.name]
                         )

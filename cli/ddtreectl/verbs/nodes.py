@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from ddtree_operator.api.names import NODES_SHOWN
 from ddtreectl import kube, options, output, view
 from ddtreectl.exits import Exit
-
-SHOWN = 50  # rows that the operator keeps in a status
 
 
 @options.connected
@@ -28,8 +27,10 @@ def nodes(
         print(view.nodes(obj, output.colour(sys.stdout, no_color)))
     else:
         output.hint(f"the operator has not matched nodes for {name} yet", no_color)
-    if len(found) >= SHOWN:
-        output.hint(f"of a large cluster {SHOWN} nodes are shown: some that fit, and one for each reason", no_color)
+    if len(found) >= NODES_SHOWN:
+        output.hint(
+            f"of a large cluster {NODES_SHOWN} nodes are shown: some that fit, and one for each reason", no_color
+        )
     if pinned:
         print(f"pinned to: {', '.join(map(str, pinned))}")
     return Exit.DONE

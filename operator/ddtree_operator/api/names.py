@@ -51,6 +51,8 @@ GPU_RESOURCE = "nvidia.com/gpu"
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
 GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"  # MiB, as GPU feature discovery writes it
 
+NODES_SHOWN = 50  # rows of the node table that a status keeps
+
 # Engine flags that the operator sets itself: given twice they would contradict what is measured.
 MANAGED_FLAGS = frozenset(
     {

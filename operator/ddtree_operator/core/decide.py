@@ -146,12 +146,10 @@ def _sharing(r: Round) -> bool:
         return False
     for revision in r.revisions.values():
         engines = r.engines_of(revision)
-        ended = revision.blocked or revision.result == "superseded"
-        if ended and engines is not None and engines.ready:
-            left = revision.at + seconds(r.spec.rollback.progress_deadline) - r.now
-            if left >= 0:
-                r.wake_in(left)
-                return True
+        left = r.leaving(revision)
+        if left >= 0 and engines is not None and engines.ready:
+            r.wake_in(left)
+            return True
     return False
 
 

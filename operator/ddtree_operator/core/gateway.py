@@ -117,8 +117,7 @@ def _within_reach(r: Round, fact: RouteFact) -> bool:
         or r.spec.replicas == 0
     ):
         return False
-    over = ended.blocked or ended.result == "superseded"
-    if not over or r.now > ended.at + seconds(r.spec.rollback.progress_deadline):
+    if r.leaving(ended) < 0:
         return False
     able = min(100, 100 * len(stable.ready) // r.spec.replicas)
     most = min(now, 100 - able)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddtree_operator.api.names import LABEL_DEPLOYMENT, LABEL_POOL
+from ddtree_operator.api.names import LABEL_DEPLOYMENT, LABEL_POOL, NODES_SHOWN
 from ddtree_operator.api.status import Phase
 from ddtree_operator.core import gateway
 from ddtree_operator.core.actions import Action, Emit
@@ -17,7 +17,6 @@ HISTORY = 20  # entries kept in status
 LOG_SHOWN = 2  # entries of the log of past revisions; the wanted one's is shown whole
 BUILD_FAILED = "build failed: "  # how the reason of such a rollback begins
 ALERT_LABELS = 8  # of an alert shown in a row of the history
-NODES = 50  # rows of the node table kept in status
 
 # Conditions that become Events when they turn False, with the reasons that are no news or have an Event of their own.
 _QUIET: dict[str, set[str]] = {
@@ -204,7 +203,7 @@ def status(
     if blocked:
         out["blocked"] = blocked
     if r.seen.placement is not None and not stands:
-        out["nodes"] = list(r.seen.placement.nodes)[:NODES]
+        out["nodes"] = list(r.seen.placement.nodes)
     elif old.get("nodes"):
         out["nodes"] = old["nodes"]  # looked at while a revision is placed
     if pinned:
@@ -217,7 +216,7 @@ def status(
 
 
 def _pinned(rev: Revision) -> list[str]:
-    pins = ((k, ",".join(v[:NODES]) if isinstance(v, list) else v) for k, v in sorted(rev.pins.items()))
+    pins = ((k, ",".join(v[:NODES_SHOWN]) if isinstance(v, list) else v) for k, v in sorted(rev.pins.items()))
     return [f"{k}={v}" for k, v in pins]
 
 
@@ -231,7 +230,7 @@ def _table_stands(r: Round, wanted: Revision, old: dict[str, Any], pinned: list[
         return False
     if old.get("revision") != wanted.hash or (old.get("pinned") or []) != pinned:
         return False
-    return r.engines_of(wanted) is not None or _fitting(before) == _fitting(place.nodes[:NODES])
+    return r.engines_of(wanted) is not None or _fitting(before) == _fitting(place.nodes)
 
 
 def _fitting(rows: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]]:

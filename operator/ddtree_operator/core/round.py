@@ -84,6 +84,14 @@ class Round:
         """Revisions that served once and are not blocked, latest promotion first."""
         return sorted((r for r in self.revisions.values() if r.result == "promoted"), key=lambda r: (-r.at, -r.number))
 
+    def leaving(self, canary: Revision) -> float:
+        """Seconds for which a canary that has ended may go on serving while the stable set is not whole; below 0 when
+        that time is over, or it has not ended.
+        """
+        if not canary.blocked and canary.result != "superseded":
+            return -1.0
+        return canary.at + seconds(self.spec.rollback.progress_deadline) - self.now
+
     def serving(self) -> Revision | None:
         """The revision that the Service points at; without that, the last one promoted."""
         pointed = (self.seen.service_selector or {}).get(LABEL_REVISION, "")

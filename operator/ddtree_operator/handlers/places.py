@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ddtree_operator.api.names import NODES_SHOWN
 from ddtree_operator.api.spec import DDTreeSpec
 from ddtree_operator.core.facts import PlacementFact
-from ddtree_operator.core.report import NODES
 from ddtree_operator.placement.match import Inventory, NodeFit, match
 from ddtree_operator.placement.needs import ImageNeeds
 from ddtree_operator.placement.pin import Choice, Pins, affinity, choose_group, still_wanted, summary
@@ -30,7 +30,7 @@ def place(
     fits = match(nodes, pods, spec.placement, needs)
     rows = tuple(
         {"name": f.name, "fits": f.fits, "reason": ", ".join(f.reasons), "free": f.free, "product": f.product}
-        for f in _telling(fits)[:NODES]
+        for f in _telling(fits)[:NODES_SHOWN]
     )
     if spec.placement.gpu.per_replica == 0 and spec.placement.pin == "none":
         return PlacementFact(True, "pinning is off", nodes=rows)
@@ -51,7 +51,7 @@ def place(
 
 def _telling(fits: Sequence[NodeFit]) -> Sequence[NodeFit]:
     """In a fleet of more nodes than the status holds: some that fit, one of each set of reasons, then the others."""
-    if len(fits) <= NODES:
+    if len(fits) <= NODES_SHOWN:
         return fits
     ranks: dict[str, int] = {}
     seen: set[tuple[str, ...]] = set()
@@ -59,7 +59,7 @@ def _telling(fits: Sequence[NodeFit]) -> Sequence[NodeFit]:
     for fit in fits:
         if fit.fits:
             fitting += 1
-            ranks[fit.name] = 0 if fitting <= NODES // 2 else 2
+            ranks[fit.name] = 0 if fitting <= NODES_SHOWN // 2 else 2
         else:
             ranks[fit.name] = 3 if fit.reasons in seen else 1
             seen.add(fit.reasons)

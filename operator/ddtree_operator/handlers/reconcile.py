@@ -50,9 +50,9 @@ class Reconciler:
         neighbours = Neighbours(kube, settings.namespaces, everywhere=settings.all_pods)
         keeping = Keeping(builds, settings.build)
         self.watches = Watches(session, wake, lambda key: metrics.divergences.labels(*key[:3]).inc())
-        routes = Routes(kube)
-        self._observer = Observer(kube, builds, keeping, neighbours, self.analyses, self.watches, routes)
-        self._actor = Actor(kube, builds, keeping, self.analyses, self.watches, settings, session, routes)
+        self._routes = Routes(kube)
+        self._observer = Observer(kube, builds, keeping, neighbours, self.analyses, self.watches, self._routes)
+        self._actor = Actor(kube, builds, keeping, self.analyses, self.watches, settings, session, self._routes)
 
     @property
     def resync(self) -> float:
@@ -76,6 +76,7 @@ class Reconciler:
             self.watches.forget(namespace, name)
             self._resources.pop(key, None)
             self._moving.discard(key)
+            self._routes.forget(namespace, name)
             self._metrics.forget(key)
             return None
         uid = resource["metadata"]["uid"]

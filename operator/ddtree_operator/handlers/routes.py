@@ -76,6 +76,11 @@ class Routes:
             since=self._in_force(resource, live, beside, waits),
         )
 
+    def forget(self, namespace: str, name: str) -> None:
+        """The resource is gone."""
+        self._refused.pop((namespace, name), None)
+        self._seen.pop((namespace, name), None)
+
     def _in_force(self, resource: Object, live: Object, beside: CanaryService | None, waits: str) -> float:
         """Since when route and canary's Service were seen as they are, in force. A new process counts anew."""
         key = (resource["metadata"]["namespace"], resource["metadata"]["name"])

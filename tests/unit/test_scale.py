@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,8 @@ import pytest
 from ddtree_operator.handlers import operator, shared
 from ddtree_operator.handlers import queue as queues
 from ddtree_operator.handlers.neighbours import Neighbours
-from ddtree_operator.handlers.queue import Queue
-from ddtree_operator.handlers.reconcile import BUSY, LOOKS
+from ddtree_operator.handlers.queue import RESERVED, WORKERS, Queue
+from ddtree_operator.handlers.reconcile import BUSY, LOOKS, SOONEST
 from ddtree_operator.handlers.settings import Settings
 from ddtree_operator.handlers.shared import FRESH, Shared
 from faults.sim import KEY, Sim, run
@@ -171,9 +172,94 @@ def test_what_a_person_changed_goes_first_and_nothing_twice() -> None:
         add(("llm", "c"), urgent=True)  # under way: once more, before the others
         assert await line.finish(5) == ["c", "d", "c", "a", "b"]
         assert line.queue.depth == 0
-        add(("llm", "e"))  # a name that was left in the other line is passed over
+        add(("llm", "e"))
         assert await line.finish(1) == ["c", "d", "c", "a", "b", "e"]
         await line.queue.stop()
+
+    run(story())
+
+
+def test_a_key_that_moved_up_leaves_no_place_behind() -> None:
+    async def story() -> None:
+        line = Line()
+        line.queue.add(("llm", "a"))
+        line.queue.add(("llm", "b"))
+        line.queue.add(("llm", "a"), urgent=True)
+        line.queue.start()
+        assert await line.finish(1) == ["a"]
+        await asyncio.sleep(0)
+        line.queue.add(("llm", "a"))  # once more: behind b, not where it stood before it moved up
+        line.queue.add(("llm", "c"))
+        assert await line.finish(3) == ["a", "b", "a", "c"]
+        await line.queue.stop()
+
+    run(story())
+
+
+class Places:
+    """A queue with as many workers as the operator's, whose looks end when they are told."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.ill: set[str] = set()
+        self._looks: dict[str, asyncio.Event] = {}
+        self.queue = Queue(self._work)
+        self.queue.start()
+
+    async def _work(self, key: tuple[str, str]) -> float | None:
+        self.begun.append(key[1])
+        self._looks[key[1]] = end = asyncio.Event()
+        await end.wait()
+        if key[1] in self.ill:
+            raise ValueError("no answer")
+        return None
+
+    async def add(self, *names: str, urgent: bool = False) -> list[str]:
+        """Add keys; those whose looks began thereupon."""
+        before = len(self.begun)
+        for name in names:
+            self.queue.add(("llm", name), urgent=urgent)
+        return await self._since(before)
+
+    async def end(self, *names: str) -> list[str]:
+        """End looks; the keys whose looks began thereupon."""
+        before = len(self.begun)
+        for name in names:
+            self._looks.pop(name).set()
+        return await self._since(before)
+
+    async def _since(self, before: int) -> list[str]:
+        for _ in range(5):  # turns of the loop: nothing here waits for anything else
+            await asyncio.sleep(0)
+        return self.begun[before:]
+
+
+def test_places_are_kept_for_what_a_person_changed() -> None:
+    async def story() -> None:
+        places, many = Places(), [f"r{i}" for i in range(40)]
+        assert await places.add(*many) == many[: WORKERS - RESERVED]
+        assert await places.add("r39", urgent=True) == ["r39"]  # waited in line: moves up
+        hurried = [f"u{i}" for i in range(RESERVED)]
+        assert await places.add(*hurried, urgent=True) == hurried[:-1]  # all places are taken now
+        assert await places.end("r0") == hurried[-1:]
+        assert await places.end("u0") == many[WORKERS - RESERVED :][:1]
+        assert await places.end("u1") == []  # the others have their share
+        await places.queue.stop()
+
+    run(story())
+
+
+def test_what_nobody_hurries_gets_its_turn_beside_endless_changes() -> None:
+    async def story() -> None:
+        places, hurried = Places(), [f"u{i}" for i in range(40)]
+        assert await places.add(*hurried, urgent=True) == hurried[: WORKERS - 1]
+        assert await places.add("a", "b", "c") == ["a"]
+        assert await places.end("u0") == [hurried[WORKERS - 1]]
+        await places.add("u0", urgent=True)
+        assert await places.end("a") == ["b"]
+        places.ill.add("b")
+        assert await places.end("b") == ["c"]  # a look that fails gives its place back
+        await places.queue.stop()
 
     run(story())
 
@@ -209,10 +295,11 @@ def test_a_resync_leaves_alone_what_was_looked_at(monkeypatch: pytest.MonkeyPatc
         await asyncio.sleep(0)
         clock[0] += 29
         line.queue.add_unless_looked(("llm", "a"), 30)
-        assert line.queue.depth == 0
+        line.queue.add(("llm", "b"))
+        assert await line.finish(1) == ["a", "b"]
         clock[0] += 1
         line.queue.add_unless_looked(("llm", "a"), 30)
-        assert line.queue.depth == 1
+        assert await line.finish(1) == ["a", "b", "a"]
         await line.queue.stop()
 
     run(story())
@@ -223,8 +310,25 @@ def test_many_resources_at_rest_are_looked_at_less_often(monkeypatch: pytest.Mon
         sim = Sim(monkeypatch)
         await sim.until("Stable")
         await sim.run(60)
-        assert await sim.reconciler.reconcile(KEY) == 30.0
+        assert await sim.reconciler.reconcile(KEY) == sim.reconciler.rest(KEY)
+        assert 30.0 * SOONEST <= sim.reconciler.rest(KEY) <= 30.0
         sim.reconciler._resources |= {("llm", f"r{i}"): {} for i in range(999)}
-        assert await sim.reconciler.reconcile(KEY) == 1000 / LOOKS
+        assert await sim.reconciler.reconcile(KEY) == sim.reconciler.rest(KEY)
+        assert SOONEST * 1000 / LOOKS <= sim.reconciler.rest(KEY) <= 1000 / LOOKS
 
     run(story())
+
+
+def test_resources_that_came_to_rest_together_are_not_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    reconciler = Sim(monkeypatch).reconciler
+    reconciler._resources = {("llm", f"r{i:04}"): {} for i in range(200)}
+    looks: Counter[int] = Counter()  # second -> looks
+    for key in reconciler._resources:
+        at = 0.0
+        while at < 1000:
+            wait = reconciler.rest(key)
+            assert 0 < wait <= reconciler.resync  # never later
+            at += wait
+            looks[int(at)] += 1
+    assert max(looks.values()) <= 3 * LOOKS
+    assert sum(looks[second] for second in range(100, 1000)) / 900 < 1.5 * LOOKS

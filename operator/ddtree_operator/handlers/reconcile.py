@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import zlib
 from typing import Any
 
 import aiohttp
@@ -30,6 +31,7 @@ log = logging.getLogger("ddtree.reconcile")
 
 BUSY = 2.0  # seconds between looks while a rollout is under way
 LOOKS = 10  # a second, in all, at resources of which nothing is heard: with many, each is looked at less often
+SOONEST = 0.6  # of that time: looks at resources at rest are spread over the rest of it
 REFUSED_AGAIN = 60.0  # seconds after which a refused write is tried again
 _MOVING = {"Building", "Placing", "Starting", "Analyzing", "Promoting", "Pending", "Degraded"}
 
@@ -56,8 +58,16 @@ class Reconciler:
 
     @property
     def resync(self) -> float:
-        """Seconds between looks at a resource at rest."""
+        """Seconds within which a resource at rest is looked at again."""
         return max(self._settings.resync, len(self._resources) / LOOKS)
+
+    def rest(self, key: tuple[str, str]) -> float:
+        """Seconds until the next look at a resource at rest: its own share of the resync, always the same.
+
+        Resources that came to rest together would else be looked at together for ever, all at once.
+        """
+        share = zlib.crc32("/".join(key).encode()) / 2**32
+        return self.resync * (SOONEST + (1 - SOONEST) * share)
 
     async def _save_record(self, key: Key, run: Running, verdict: Verdict) -> str:
         resource = self._resources.get(key[:2])
@@ -129,7 +139,7 @@ class Reconciler:
             self._moving.add(key)
             return min(decision.wake, max(BUSY, len(self._moving) / LOOKS))
         self._moving.discard(key)
-        return min(decision.wake, self.resync)
+        return min(decision.wake, self.rest(key))
 
     def _refused(self, view: View) -> None:
         """What the API server refused to create is a problem of the spec until it is tried again."""

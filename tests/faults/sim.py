@@ -67,6 +67,7 @@ class Watches:
 
     def __init__(self) -> None:
         self._epochs: dict[Any, int] = {}
+        self.begun: list[Any] = []
 
     def fact(self, key: Any) -> WatchFact | None:
         return None
@@ -76,12 +77,13 @@ class Watches:
 
     def begin(self, key: Any, watch: Any, *_: Any) -> None:
         self._epochs = {key: watch.epoch}
+        self.begun.append(key)
 
     def reach(self, key: Any, urls: Any) -> None:
         """Nothing to reach."""
 
     def forget(self, namespace: str, name: str, *, keep: Any = None) -> None:
-        """Nothing to forget."""
+        self._epochs = {k: v for k, v in self._epochs.items() if k == keep}
 
     async def close(self) -> None:
         """Nothing to end."""
@@ -137,6 +139,7 @@ class Sim:
         self.recorder = Recorder(kube, wake)
         self.reconciler = Reconciler(kube, settings or Settings(), None, wake, Metrics())  # type: ignore[arg-type]
         analyses, watches = Analyses(self), Watches()
+        self.watches = watches
         for part in (self.reconciler._observer, self.reconciler._actor):
             part._analyses, part._watches = analyses, watches  # type: ignore[assignment]
         self.reconciler.analyses, self.reconciler.watches = analyses, watches  # type: ignore[assignment]

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from faults.sim import NAME, NS, Sim, run
-from faults.test_crashes import STORIES, promotion
+from faults.test_crashes import STORIES, promotion, tell
 
 pytestmark = pytest.mark.faults
 
@@ -76,6 +76,24 @@ def test_status_and_annotations_of_the_resource_wiped_all_the_time(
     run(wiped.run(30))
     assert wiped.end() == plain.end()
     assert not wiped.outages
+
+
+def test_the_watch_after_promotion_keeps_what_it_has_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = Sim(monkeypatch, rollback={"alerts": {"enabled": False}})
+    run(promotion(sim))
+    run(sim.run(30))
+    before = sim.watches.begun.copy()
+    for i in range(5):  # alerts that come and go, and are not heeded
+        run(tell(sim, sim.serves(), f"{i:x}"))
+        run(sim.run(10))
+    sim.ill = lambda pod: True  # no engine is ready for a while
+    run(sim.run(60))
+    sim.ill = lambda pod: False
+    run(sim.run(30))
+    assert [a["outcome"] for a in sim.revisions()[sim.serves()]["alarms"]] == ["ignored"] * 5
+    assert sim.watches.begun == before
+    run(sim.run(900))  # its next part has a test of its own
+    assert len(sim.watches.begun) > len(before)
 
 
 def test_at_rest_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

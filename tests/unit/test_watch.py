@@ -214,6 +214,31 @@ async def test_a_text_that_differs_counts_unless_a_tie_may_explain_it(
     assert watches.fact(KEY) is None
 
 
+@pytest.mark.asyncio
+async def test_a_prompt_that_goes_wrong_in_an_unknown_way_does_not_end_the_watch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = texts()
+    engine = Engine(monkeypatch, made)
+    watches, woken, _ = begun(made)
+    answers, broken = module.generate, iter(range(3))
+
+    async def generate(*args: Any) -> Sample:
+        if next(broken, None) is not None:
+            raise RuntimeError("session is closed")
+        return await answers(*args)
+
+    monkeypatch.setattr(module, "generate", generate)
+    engine.accept = 1.2
+    watches.reach(KEY, ["a"])
+    async with asyncio.timeout(30):
+        await woken.wait()
+    assert watches.fact(KEY).failed  # type: ignore[union-attr]
+    watches.reach(KEY, [])  # and again to nobody
+    watches.forget("llm", "m")
+    watches.reach(KEY, ["a"])
+
+
 # the core -----------------------------------------------------------------------------------------------------------
 
 

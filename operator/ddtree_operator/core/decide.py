@@ -26,6 +26,7 @@ class Decision:
     status: dict[str, Any]
     again: bool = False
     wake: float = math.inf  # seconds after which time alone changes something
+    noted: bool = False  # a command or an alert was taken note of, and no more: what runs goes on
 
 
 def decide(
@@ -49,7 +50,7 @@ def decide(
     wanted = heed(r, wanted)
     _supersede(r, wanted)
     if r.again:  # the facts about build, placement and analysis belong to the revision as it was before: look again
-        return Decision(tuple(r.actions), status, again=True)
+        return Decision(tuple(r.actions), status, again=True, noted=True)
     goal = _goal(r, wanted, serving)
     if goal is None:
         r.point_service(r.only(None))

@@ -20,7 +20,7 @@ def watch(r: Round, revision: Revision) -> None:
         _fell(r, revision, found.reason)
         return
     engines = r.engines_of(revision)
-    if engines is not None and engines.ready:
+    if engines is not None:
         r.actions.append(Watch(revision.hash, revision.attempt, engines.name, since=r.now - revision.at, length=length))
     r.wake_in(left)
 

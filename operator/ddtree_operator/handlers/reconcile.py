@@ -107,7 +107,7 @@ class Reconciler:
             status=old,
         )
         self.analyses.forget(namespace, name, keep=view.analysis_key)
-        watching = any(isinstance(a, Watch) for a in decision.actions)
+        watching = decision.noted or any(isinstance(a, Watch) for a in decision.actions)
         self.watches.forget(namespace, name, keep=view.watch_key if watching else None)
         if decision.status.get("phase") != "Starting" and not any(isinstance(a, Analyze) for a in decision.actions):
             self.analyses.rest(namespace, name)  # a record stays as it was when somebody decided over it

@@ -75,25 +75,33 @@ class Watches(Runs[Key, Running]):
         run.task = asyncio.create_task(self._work(key, run, max_tokens, tie_gap), name=f"watch {'/'.join(key[:3])}")
 
     def reach(self, key: Key, urls: Sequence[str]) -> None:
-        """The engines that serve now."""
-        self._running[key].urls = list(urls)
+        """The engines that serve now; none of them for a while costs the watch time, and nothing it has learnt."""
+        if key in self._running:
+            self._running[key].urls = list(urls)
 
     async def _work(self, key: Key, run: Running, max_tokens: int, tie_gap: float) -> None:
         while not run.failed:
             await asyncio.sleep(self._every)
             if not run.urls:
                 continue
-            prompt = run.prompts[run.asked % len(run.prompts)]
-            url = run.urls[run.asked % len(run.urls)]
-            run.asked += 1
-            sample = await generate(self._session, url, prompt, max_tokens)
-            run.watch.add(sample)
-            if sample.error is None and not same_text(run.watch.expected[prompt.id], sample):
-                await self._look_into(key, run, url, prompt, sample, tie_gap)
-            outcome, reason = run.watch.state()
-            if outcome is Outcome.FAIL:
-                run.failed = reason
-                self._wake(key[0], key[1])
+            try:
+                await self._ask(key, run, max_tokens, tie_gap)
+            except Exception as error:  # a watch that dies in silence would look like one that finds nothing
+                log.error("the watch of %s/%s goes on after %s: %s", key[0], key[1], type(error).__name__, error)
+
+    async def _ask(self, key: Key, run: Running, max_tokens: int, tie_gap: float) -> None:
+        """One prompt to one of the engines."""
+        prompt = run.prompts[run.asked % len(run.prompts)]
+        url = run.urls[run.asked % len(run.urls)]
+        run.asked += 1
+        sample = await generate(self._session, url, prompt, max_tokens)
+        run.watch.add(sample)
+        if sample.error is None and not same_text(run.watch.expected[prompt.id], sample):
+            await self._look_into(key, run, url, prompt, sample, tie_gap)
+        outcome, reason = run.watch.state()
+        if outcome is Outcome.FAIL:
+            run.failed = reason
+            self._wake(key[0], key[1])
 
     async def _look_into(
         self, key: Key, run: Running, url: str, prompt: Prompt, sample: Sample, tie_gap: float

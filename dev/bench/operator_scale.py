@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,22 @@ IMAGE = "registry.example/engine@sha256:" + "1" * 64
 def say(text: str) -> None:
     """One line on how far it is."""
     print(f"· {text}", file=sys.stderr, flush=True)
+
+
+def wait_while(missing: Callable[[], str], limit: float, every: float) -> None:
+    """Wait until ``missing`` says "": it says what is waited for, which is told now and then.
+
+    Raises SystemExit, with what it says, after ``limit`` seconds.
+    """
+    began = told = time.monotonic()
+    while text := missing():
+        now = time.monotonic()
+        if now - began > limit:
+            raise SystemExit(f"after {limit:.0f} s: {text}")
+        if now - told > TELL:
+            told = now
+            say(f"{now - began:.0f} s: {text}")
+        time.sleep(every)
 
 
 def resource(crd: dict[str, Any], number: int) -> dict[str, Any]:
@@ -104,15 +121,13 @@ class Revisions:
 
     def wait(self, wanted: dict[str, int], limit: float) -> float:
         """Seconds until every resource has so many. Raises SystemExit after ``limit``."""
-        began = told = time.monotonic()
-        while missing := [name for name, count in wanted.items() if self.count(name) < count]:
-            now = time.monotonic()
-            if now - began > limit:
-                raise SystemExit(f"{len(missing)} resources have no new revision after {limit:.0f} s: {missing[:3]}")
-            if now - told > TELL:
-                told = now
-                say(f"{now - began:.0f} s: {len(missing)} resources still wait for a revision")
-            time.sleep(0.02)
+        began = time.monotonic()
+
+        def missing() -> str:
+            names = [name for name, count in wanted.items() if self.count(name) < count]
+            return f"{len(names)} resources wait for a revision ({', '.join(names[:3])})" if names else ""
+
+        wait_while(missing, limit, 0.02)
         return max(self.seen[name][count - 1] for name, count in wanted.items()) - began
 
 
@@ -203,19 +218,29 @@ class Operator:
             found[phase] = found.get(phase, 0) + 1
         return found
 
+    def settle(self, count: int, limit: float) -> None:
+        """Wait until so many resources are in their pause, and none in another phase."""
+
+        def missing() -> str:
+            found = self.phases()
+            if found == {"Paused": count}:
+                return ""
+            return ", ".join(f"{n} {phase}" for phase, n in sorted(found.items())) or "no answer yet"
+
+        wait_while(missing, limit, max(1.0, count / 200))  # each answer costs the operator some time
+
     def quiet(self, seconds: float, limit: float) -> None:
         """Wait until nothing was written for so long: engines of replaced revisions leave after their drain."""
-        began, last, since = time.monotonic(), self.writes(), time.monotonic()
-        told = began
-        while (now := time.monotonic()) - since < seconds:
-            if now - began > limit:
-                raise SystemExit(f"the operator still writes after {limit:.0f} s: {last}")
-            time.sleep(1)
+        last, since = self.writes(), time.monotonic()
+
+        def missing() -> str:
+            nonlocal last, since
             if (new := self.writes()) != last:
                 last, since = new, time.monotonic()
-            if now - told > TELL:
-                told = now
-                say(f"{now - began:.0f} s: nothing was written for {now - since:.0f} s")
+            calm = time.monotonic() - since
+            return f"nothing was written for {calm:.0f} s, of {seconds:.0f}" if calm < seconds else ""
+
+        wait_while(missing, limit, 1.0)
 
     def memory(self) -> tuple[float, float]:
         """Resident MiB now, and the most so far."""
@@ -290,18 +315,6 @@ class Bench:
         body = {"spec": {"engine": {"speculative": {"budget": budget}}}}
         self._custom.patch_namespaced_custom_object(GROUP, self._version, NAMESPACE, PLURAL, name, body)
 
-    def settle(self, operator: Operator, limit: float) -> None:
-        """Wait until all are in their pause. Raises SystemExit after ``limit`` seconds."""
-        began = told = time.monotonic()
-        while (found := operator.phases()) != {"Paused": self.count}:
-            now = time.monotonic()
-            if now - began > limit:
-                raise SystemExit(f"not at rest after {limit:.0f} s: {found}")
-            if now - told > TELL:
-                told = now
-                say(f"{now - began:.0f} s: {', '.join(f'{n} {phase}' for phase, n in sorted(found.items()))}")
-            time.sleep(max(1.0, self.count / 200))  # each answer costs the operator some time
-
     def measure(self, operator: Operator, rest: float, changes: int) -> None:
         """Fill in the rows, and what they were computed from. Raises SystemExit when a stage takes for ever."""
         count, revisions, rows, raw = self.count, self.revisions, self.rows, self.raw
@@ -311,7 +324,7 @@ class Bench:
         self.make()
         revisions.wait(dict.fromkeys(self.names, 1), 600)
         rows.add("made at once, until each has its revision", time.monotonic() - began, "s")
-        self.settle(operator, 900)
+        operator.settle(count, 900)
         rows.add("the same, until all are at rest", time.monotonic() - began, "s")
         raw["effort"]["until all are at rest"] = operator.effort()
         say(f"{changes} specs are changed, one after the other")
@@ -321,7 +334,7 @@ class Bench:
         goal = 2.0 if count <= 200 else 10.0
         rows.add("spec change to first write, p99", quantile(delays, 0.99), "s", goal)
         raw["effort"]["and after the changes"] = operator.effort()
-        self.settle(operator, 900)
+        operator.settle(count, 900)
         say("waiting for replaced engines to leave")
         operator.quiet(max(45.0, count / 10 * 1.2), 900)  # longer than between two looks at a resource at rest
         before, cpu, at = operator.writes(), operator.cpu(), time.monotonic()

@@ -129,23 +129,23 @@ async def direct(kubeconfig: str, wanted: list[DDTreeSpec]) -> tuple[dict[str, t
 
         async def all_of_them() -> None:
             for spec in wanted:
-                place(known, [], spec, keep={}, needed=2, needs=needs)
+                place(known, spec, keep={}, needed=2, needs=needs)
 
         async def one_look() -> None:
             read = await Neighbours(kube, (), everywhere=True).inventory("", "", ())
-            place(read, [], wanted[0], keep={}, needed=2, needs=needs)
+            place(read, wanted[0], keep={}, needed=2, needs=needs)
 
         async def everything() -> None:
             neighbours = Neighbours(kube, (), everywhere=True)
             for spec in wanted:
-                place(await neighbours.inventory("", "", ()), [], spec, keep={}, needed=2, needs=needs)
+                place(await neighbours.inventory("", "", ()), spec, keep={}, needed=2, needs=needs)
 
         found = {
             "200 resources matched, placed and described, nodes known": await seconds(all_of_them),
             "one resource, nodes and pods read from the API server": await seconds(one_look),
             "200 resources, nodes and pods read once for all of them": await seconds(everything),
         }
-        facts = [place(known, [], spec, keep={}, needed=2, needs=needs) for spec in wanted]
+        facts = [place(known, spec, keep={}, needed=2, needs=needs) for spec in wanted]
         reasons = Counter(row["reason"] for row in facts[0].nodes if not row["fits"])
         raw: Object = {
             "nodes": len(known.nodes),
@@ -170,11 +170,7 @@ def operated(env: dict[str, str], folder: Path) -> tuple[dict[str, tuple[float, 
     try:
         subprocess.run([*tool, "apply", "--server-side", "-f", "-"], env=env, input=yaml.safe_dump_all(objects),
                        text=True, check=True, stdout=subprocess.DEVNULL)  # fmt: skip
-        deadline = time.monotonic() + 420
-        while (found := operator.phases()) != {"Paused": RESOURCES}:
-            if time.monotonic() > deadline:
-                raise SystemExit(f"the 200 resources are not all placed after 420 s: {found}")
-            time.sleep(1)
+        operator.settle(RESOURCES, 420)
         before, cpu = operator.looks(), operator.cpu()
         time.sleep(60)  # what is measured: looks at resources that are on their way, one resync after another
         after, cpu = operator.looks(), operator.cpu() - cpu

@@ -79,7 +79,7 @@ class Nodes:
         return found
 
     def fits(self, placement: PlacementSpec) -> list[NodeFit]:
-        return match(Inventory.from_objects(self.items("nodes"), self.items("pods", "-A")), (), placement)
+        return match(Inventory.from_objects(self.items("nodes"), self.items("pods", "-A")), placement)
 
     def scheduled(self, placement: PlacementSpec, count: int) -> tuple[Counter[str], int]:
         """Where the scheduler puts ``count`` pods like an engine's, and how many it cannot place; then removes them."""

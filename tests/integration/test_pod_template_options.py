@@ -14,6 +14,7 @@ from ddtree_operator.api import names
 from ddtree_operator.api.spec import DDTreeSpec
 from ddtree_operator.core.actions import ApplyEngines
 from ddtree_operator.handlers.places import affinity_of, place
+from ddtree_operator.placement.match import Inventory
 from ddtree_operator.rollout.manifests import EngineDefaults, engines
 from integration.ddt_api import DIGEST, ROOT, Api, open_api
 
@@ -97,5 +98,6 @@ def test_nodes_are_still_chosen_by_label_with_claims() -> None:
         "status": {"allocatable": {}, "conditions": [{"type": "Ready", "status": "True"}]},
     }
     other = {**node, "metadata": {"name": "b", "labels": {names.GPU_PRODUCT_LABEL: "NVIDIA-B200"}}}
-    fact = place([node, other], [], DDTreeSpec.model_validate(documented("## Claims: DRA")), keep={}, needed=2)
+    nodes = Inventory.from_objects([node, other], ())
+    fact = place(nodes, DDTreeSpec.model_validate(documented("## Claims: DRA")), keep={}, needed=2)
     assert (fact.fits, fact.room, fact.pins["nodes"]) == (True, None, ["a"])

@@ -36,8 +36,12 @@ def placement(gpu: dict[str, Any] | None = None, **more: Any) -> PlacementSpec:
     return PlacementSpec.model_validate({"gpu": gpu or {}, **more})
 
 
+def known(nodes: list[dict[str, Any]], pods: list[dict[str, Any]] | None = None) -> Inventory:
+    return Inventory.from_objects(nodes, pods or [])
+
+
 def one(n: dict[str, Any], p: PlacementSpec, pods: list[dict[str, Any]] | None = None) -> NodeFit:
-    (fit,) = match([n], pods or [], p)
+    (fit,) = match(known([n], pods), p)
     return fit
 
 
@@ -203,11 +207,11 @@ def test_an_empty_node_object_is_no_crash() -> None:
 
 def test_the_summary_groups_alike_reasons_and_stays_short() -> None:
     nodes = [node(f"n{i:03d}", unschedulable=True) for i in range(300)] + [node("z")]
-    fits = match(nodes, [], placement())
+    fits = match(known(nodes), placement())
     text = summary(fits)
     assert text == "1 of 301 nodes fits (z); not n000, n001, n002, n003, n004 and 295 more: cordoned"
     odd = [node(f"n{i:03d}", labels={"nvidia.com/gpu.memory": f"x{i}"}) for i in range(300)]
-    text = summary(match(odd, [], placement({"minMemoryGiB": 1})))
+    text = summary(match(known(odd), placement({"minMemoryGiB": 1})))
     assert len(text) <= 900
     assert text.startswith("no node fits: n000: label nvidia.com/gpu.memory is 'x0', not a number; n001")
     assert text.endswith("more nodes for other reasons")
@@ -226,7 +230,7 @@ def test_a_thousand_nodes_and_two_hundred_placements_take_less_than_a_second() -
     ]
     started = time.process_time()
     inventory = Inventory.from_objects(nodes, pods)
-    fitting = sum(fit.fits for p in wanted for fit in match(inventory, (), p))
+    fitting = sum(fit.fits for p in wanted for fit in match(inventory, p))
     seconds = time.process_time() - started
     assert fitting > 0
     assert seconds < 1.0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddtree_operator.placement import ImageNeeds, match
-from unit.test_placement_match import node, placement
+from unit.test_placement_match import known, node, placement
 
 pytestmark = pytest.mark.unit
 
@@ -29,7 +29,7 @@ def gpu(compute: str, cuda: str = "13.0") -> dict[str, Any]:
 
 
 def reasons(made: dict[str, Any], facts: dict[str, Any], **gpu_spec: Any) -> tuple[str, ...]:
-    (fit,) = match([made], [], placement(gpu_spec), ImageNeeds.from_label(json.dumps(facts)))
+    (fit,) = match(known([made]), placement(gpu_spec), ImageNeeds.from_label(json.dumps(facts)))
     return fit.reasons
 
 
@@ -80,7 +80,7 @@ REQUIRED = "cuda>=13.0 brand=tesla,driver>=535,driver<536 brand=geforcertx,drive
 
 def without_label(made: dict[str, Any], env: dict[str, str]) -> tuple[str, ...]:
     """Reasons for an image that carries no label of ours."""
-    (fit,) = match([made], [], placement(), ImageNeeds.of_image({}, env))
+    (fit,) = match(known([made]), placement(), ImageNeeds.of_image({}, env))
     return fit.reasons
 
 
@@ -136,7 +136,7 @@ def test_nothing_is_refused_for_an_image_or_a_node_that_does_not_say() -> None:
     assert reasons(node(), {"cuda": "13.0", "arch": TORCH}) == ()
     for label in (None, "", "x", "[]", '{"cuda": 7, "arch": "sm_90"}'):
         needs = ImageNeeds.from_label(label)
-        assert match([gpu("7.0", "12.0")], [], placement(), needs)[0].fits
+        assert match(known([gpu("7.0", "12.0")]), placement(), needs)[0].fits
 
 
 def test_a_node_that_is_wrong_anyway_says_only_that() -> None:

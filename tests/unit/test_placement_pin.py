@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddtree_operator.placement import Kind, Pins, affinity, choose_group, match, still_wanted
-from unit.test_placement_match import node, placement, pod
+from unit.test_placement_match import known, node, placement, pod
 
 pytestmark = pytest.mark.unit
 
@@ -17,7 +17,7 @@ FLEET = [node("h1"), node("h2"), node("b1", B200), node("b2", B200), node("b3", 
 
 def choose(nodes: list[dict[str, Any]], needed: int, pods: list[dict[str, Any]] | None = None, **more: Any) -> Any:
     gpu = more.pop("gpu", {})
-    return choose_group(match(nodes, pods or [], placement(gpu)), needed, **more)
+    return choose_group(match(known(nodes, pods), placement(gpu)), needed, **more)
 
 
 def test_the_kind_with_most_room_is_chosen_whatever_the_order() -> None:

@@ -222,7 +222,7 @@ class Observer:
             if not running:  # what runs already is not stopped for a question
                 return build, PlacementFact(False, f"what the image needs is not known: {silent(image)}"), problems
         nodes = await self._neighbours.inventory(namespace, view.resource["metadata"]["name"], pods)
-        return build, place(nodes, [], spec, keep=keep, needed=needed, needs=needs), problems
+        return build, place(nodes, spec, keep=keep, needed=needed, needs=needs), problems
 
     async def _way_back(
         self,

@@ -14,8 +14,7 @@ from ddtree_operator.placement.pin import Choice, Pins, affinity, choose_group, 
 
 
 def place(
-    nodes: Inventory | list[dict[str, Any]],
-    pods: list[dict[str, Any]],
+    nodes: Inventory,
     spec: DDTreeSpec,
     *,
     keep: dict[str, Any],
@@ -24,10 +23,9 @@ def place(
 ) -> PlacementFact:
     """Whether ``needed`` further engines have room on alike nodes, and on which.
 
-    ``pods`` counts only where ``nodes`` are plain objects; an Inventory knows what is taken. ``keep`` is the earlier
-    choice; ``needs`` is what the image asks of GPUs, None when it is not known.
+    ``keep`` is the earlier choice; ``needs`` is what the image asks of GPUs, None when it is not known.
     """
-    fits = match(nodes, pods, spec.placement, needs)
+    fits = match(nodes, spec.placement, needs)
     rows = tuple(
         {"name": f.name, "fits": f.fits, "reason": ", ".join(f.reasons), "free": f.free, "product": f.product}
         for f in _telling(fits)[:NODES_SHOWN]

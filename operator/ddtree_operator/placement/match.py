@@ -78,16 +78,14 @@ class Inventory:
 
 
 def match(
-    nodes: Inventory | Iterable[Mapping[str, Any]],
-    pods: Iterable[Mapping[str, Any]],
+    inventory: Inventory,
     placement: PlacementSpec,
     needs: ImageNeeds | None = None,
 ) -> list[NodeFit]:
-    """Hold every node against ``placement``; sorted by name. ``pods`` is ignored when an Inventory is given.
+    """Hold every node against ``placement``; sorted by name.
 
     ``needs`` is what the image asks of the GPUs, None when that is not known.
     """
-    inventory = nodes if isinstance(nodes, Inventory) else Inventory.from_objects(nodes, pods)
     per_replica = placement.gpu.per_replica
     selector = tuple(placement.node_selector.items())
     judged = [

@@ -181,6 +181,10 @@ def test_down_leaves_nothing(cluster: Cluster) -> None:
     init = int(Path(f"/proc/{cluster.running['outer']}/task/{cluster.running['outer']}/children").read_text())
     spaces = namespaces(init)
     assert not spaces & namespaces(os.getpid())
+    cluster("add-node", "node-b")
+    second = json.loads((cluster.state / "live/node-b/running.json").read_text())[0]
+    assert not spaces & namespaces(second)
+    spaces |= namespaces(second)
     cluster("kubectl", "apply", "-f", "-", given=POD)
     cluster("kubectl", "wait", "--for=condition=Ready", "pod/p", "--timeout=120s")
     cluster("status")

@@ -44,6 +44,8 @@ def test_clusters_share_the_registry_and_nothing_else() -> None:
         ("DDTREE_CLUSTER_GPUS", "many"),
         ("DDTREE_CLUSTER_GPUS", "65"),
         ("DDTREE_CLUSTER_GPU_PRODUCT", "H200"),
+        ("DDTREE_CLUSTER_NODE_GRACE", "3"),
+        ("DDTREE_CLUSTER_NODE_GRACE", "8s"),
     ],
 )
 def test_a_bad_setting_is_named(variable: str, value: str) -> None:
@@ -70,12 +72,28 @@ def test_a_fake_node_offers_what_its_labels_say() -> None:
 
 def test_kubelet_keeps_images_and_pods() -> None:
     s = from_environment({"HOME": "/h"})
-    config = json.loads(render.kubelet(s, Path("/pki")))
+    config = json.loads(render.kubelet(s.first, Path("/pki"), None))
+    assert "nodeLeaseDurationSeconds" not in config
     assert config["imageGCHighThresholdPercent"] == 100
     assert config["failCgroupV1"] is False
     assert config["cgroupRoot"] == "/ddtree-dev"
-    assert "restrict_oom_score_adj = true" in render.containerd(s, cri=True)
-    assert "io.containerd.grpc.v1.cri" in render.containerd(s, cri=False).splitlines()[4]
+    assert "restrict_oom_score_adj = true" in render.containerd(s.first, cri=True)
+    assert "io.containerd.grpc.v1.cri" in render.containerd(s.first, cri=False).splitlines()[4]
+
+
+def test_a_further_node_shares_no_file_and_no_address_with_another() -> None:
+    s = from_environment({"HOME": "/h", "DDTREE_CLUSTER_NODE_GRACE": "8"})
+    machines = [s.first, *(s.further(f"node-{x}") for x in "bcdef")]
+    for part in ("name", "live", "log", "containerd_root", "cgroup", "ip", "cidr", "link_ip", "kubelet", "first_pod"):
+        assert len({getattr(m, part) for m in machines}) == 6, part
+    b = machines[1]
+    assert (b.ip, b.first_pod, b.link_ip, b.cgroup) == ("10.101.0.1", "10.101.0.10", "10.87.0.2", "ddtree-dev/node-b")
+    config = json.loads(render.kubelet(b, Path("/pki"), s.node_grace))
+    assert (config["address"], config["nodeLeaseDurationSeconds"]) == ("10.101.0.1", 8)
+    assert json.loads(render.proxy(b, Path("/k")))["clusterCIDR"] == b.cidr
+    for name in ("node-a", "node-g", "../x", "node-bb"):
+        with pytest.raises(Problem, match="further node"):
+            s.further(name)
 
 
 def test_pause_archive_is_a_consistent_oci_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,17 @@ import subprocess
 from pathlib import Path
 
 from .say import Problem
-from .settings import API_SERVICE_IP, NODE, NODE_IP
+from .settings import API_SERVICE_IP, NODE, NODE_IP, Machine
+
+
+def _kubelet(node: str, ip: str) -> tuple[str, str]:
+    return f"/O=system:nodes/CN=system:node:{node}", f"IP:127.0.0.1,IP:{ip},DNS:{node}"
+
 
 _IDENTITIES = {
     "apiserver": ("/CN=kube-apiserver", f"IP:127.0.0.1,IP:{API_SERVICE_IP},IP:{NODE_IP},DNS:localhost,DNS:kubernetes,"
                   "DNS:kubernetes.default,DNS:kubernetes.default.svc,DNS:kubernetes.default.svc.cluster.local"),
-    "kubelet": (f"/O=system:nodes/CN=system:node:{NODE}", f"IP:127.0.0.1,IP:{NODE_IP},DNS:{NODE}"),
+    "kubelet": _kubelet(NODE, NODE_IP),
     "admin": ("/O=system:masters/CN=admin", ""),
     "controller-manager": ("/CN=system:kube-controller-manager", ""),
     "scheduler": ("/CN=system:kube-scheduler", ""),
@@ -24,14 +29,23 @@ def make(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     _ssl(folder, "req -x509 -days 30 -subj /CN=ddtree-dev-ca -keyout ca.key -out ca.crt", new=True)
-    for name, (subject, alternatives) in _IDENTITIES.items():
-        usage = "extendedKeyUsage=clientAuth,serverAuth\nkeyUsage=digitalSignature\n"
-        (folder / "extensions").write_text(usage + (f"subjectAltName={alternatives}\n" if alternatives else ""))
-        _ssl(folder, f"req -subj {subject} -keyout {name}.key -out request", new=True)
-        _ssl(folder, "x509 -req -days 30 -in request -CA ca.crt -CAkey ca.key -CAcreateserial"
-                     f" -extfile extensions -out {name}.crt")  # fmt: skip
+    for name, identity in _IDENTITIES.items():
+        _issue(folder, name, *identity)
     _ssl(folder, "ecparam -name prime256v1 -genkey -noout -out sa.key")
     _ssl(folder, "ec -in sa.key -pubout -out sa.pub")
+
+
+def join(folder: Path, machine: Machine) -> None:
+    """The certificate of a further node's kubelet, beside the others. Raises Problem."""
+    _issue(folder, machine.kubelet, *_kubelet(machine.name, machine.ip))
+
+
+def _issue(folder: Path, name: str, subject: str, alternatives: str) -> None:
+    usage = "extendedKeyUsage=clientAuth,serverAuth\nkeyUsage=digitalSignature\n"
+    (folder / "extensions").write_text(usage + (f"subjectAltName={alternatives}\n" if alternatives else ""))
+    _ssl(folder, f"req -subj {subject} -keyout {name}.key -out request", new=True)
+    _ssl(folder, "x509 -req -days 30 -in request -CA ca.crt -CAkey ca.key -CAcreateserial"
+                 f" -extfile extensions -out {name}.crt")  # fmt: skip
 
 
 def _ssl(folder: Path, line: str, *, new: bool = False) -> None:

@@ -7,8 +7,9 @@ import shlex
 import sys
 from pathlib import Path
 
-from . import cache, fakes, forward, gateway, host, node, status
+from . import cache, fakes, forward, further, gateway, host, parts, status
 from .binaries import kubectl_and_helm
+from .node import Node
 from .say import Problem, say
 from .settings import NODE_IP, from_environment
 
@@ -24,12 +25,16 @@ USAGE = """usage: dev/cluster/cluster COMMAND
   clean-cache        remove everything below DDTREE_CACHE and say how much that gave back
   fake-nodes COUNT [PRODUCT [GPUS]]
                      add COUNT nodes that only claim to run pods (0: remove them all again)
+  add-node NAME      a second real node, node-b (up to node-f), with its own kubelet, containerd and pod network
+  lose-node NAME     cut it off and kill all of it at once, as a power failure does
+  bring-node NAME    switch it on again
   gateway [NAMESPACE/NAME]
                      the Gateway API with Contour and Envoy, for one Gateway (default: default/gw), at 10.88.0.1:8080
   run CMD ARGS...    run a command inside the cluster's namespaces
 
 DDTREE_CLUSTER names the cluster (default: dev); several can run side by side.
-DDTREE_CLUSTER_GPUS (default: 8) and DDTREE_CLUSTER_GPU_PRODUCT (default: NVIDIA-H200) say which GPUs the node claims.
+DDTREE_CLUSTER_GPUS (default: 8) and DDTREE_CLUSTER_GPU_PRODUCT (default: NVIDIA-H200) say which GPUs a node claims.
+DDTREE_CLUSTER_NODE_GRACE: seconds of silence after which a node is taken for lost (default: Kubernetes' own, 50).
 """
 
 
@@ -61,6 +66,9 @@ def _dispatch(arguments: list[str]) -> int:
             return status.show(from_environment(os.environ))
         case ["fake-nodes", count, *rest] if len(rest) <= 2:
             fakes.scale(from_environment(os.environ), count, *rest)
+        case ["add-node" | "lose-node" | "bring-node" as verb, name]:
+            act = {"add-node": further.add, "lose-node": further.lose, "bring-node": further.bring}[verb]
+            act(from_environment(os.environ), name)
         case ["gateway", *rest] if len(rest) <= 1:
             gateway.start(from_environment(os.environ), *rest)
         case ["clean-cache"]:
@@ -77,7 +85,13 @@ def _dispatch(arguments: list[str]) -> int:
             host.enter(from_environment(os.environ), arguments[1:])
         case ["_node", kube, api_fd, registry_fd]:
             s = from_environment(os.environ)
-            return node.reap(lambda: node.main(s, Path(kube), int(api_fd), int(registry_fd)))
+            return parts.reap(
+                lambda: parts.serve(lambda: Node(s, Path(kube)).start(int(api_fd), int(registry_fd)))
+            )  # fmt: skip
+        case ["_further", name, kube]:
+            s = from_environment(os.environ)
+            parts.tell("here")
+            return parts.reap(lambda: parts.serve(lambda: further.inside(s, name, Path(kube))))
         case ["_forward", fd, port]:
             forward.serve(int(fd), (NODE_IP, int(port)))
         case ["help" | "--help" | "-h"]:

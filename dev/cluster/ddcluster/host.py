@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from . import certs, node, preflight, render
+from . import certs, preflight, render
 from .binaries import build, kubectl_and_helm, locked
+from .node import MAIN
 from .say import Problem, say
 from .settings import REGISTRY, Settings
 
@@ -34,9 +35,7 @@ class Running:
     @property
     def init(self) -> int:
         """The host's id of process 1 of the PID namespace; 0 when it is gone."""
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            return int(Path(f"/proc/{self.outer}/task/{self.outer}/children").read_text().split()[0])
-        return 0
+        return child(self.outer)
 
 
 def find(s: Settings) -> Running | None:
@@ -93,7 +92,8 @@ def down(s: Settings) -> bool:
 def purge(s: Settings) -> None:
     """Stop the cluster and remove its image store, its logs and its folder as well."""
     down(s)
-    shutil.rmtree(s.containerd_root, ignore_errors=True)
+    for images in (s.containerd_root, *s.containerd_root.parent.glob(f"{s.name}.node-?")):
+        shutil.rmtree(images, ignore_errors=True)
     shutil.rmtree(s.state, ignore_errors=True)
 
 
@@ -157,7 +157,7 @@ def _start(s: Settings, kube: Path) -> None:
         )  # fmt: skip
         fds = (api.fileno(), registry.fileno())
         unshare = ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "--"]
-        command: list[str | Path] = [*unshare, sys.executable, node.MAIN, "_node", kube, *map(str, fds)]
+        command: list[str | Path] = [*unshare, sys.executable, MAIN, "_node", kube, *map(str, fds)]
         env = {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"}
         with (s.log / "node.log").open("wb") as log:
             process = subprocess.Popen(
@@ -242,12 +242,17 @@ def _kill(running: Running) -> None:
             with contextlib.suppress(ProcessLookupError):
                 if pid:
                     os.kill(pid, signal.SIGKILL)
-            ready, _, _ = select.select([handle], [], [], 30)
-            if ready:
+            if select.select([handle], [], [], 30)[0]:
                 return
-        raise Problem(f"process {running.outer} could not be ended: something in it hangs in the kernel")
+        ended(handle, f"process {running.outer}", 0)
     finally:
         os.close(handle)
+
+
+def ended(handle: int, what: str, seconds: float = 30) -> None:
+    """Wait for the end of a killed process by its descriptor; a Problem when it does not come."""
+    if not select.select([handle], [], [], seconds)[0]:
+        raise Problem(f"{what} could not be ended: something in it hangs in the kernel")
 
 
 def _groups(s: Settings) -> list[Path]:
@@ -269,6 +274,13 @@ def _remove_group(group: Path) -> None:
             if time.monotonic() > deadline:
                 raise Problem(f"the cgroup {group} cannot be removed: {e.strerror}") from e
             time.sleep(0.02)
+
+
+def child(pid: int) -> int:
+    """The one child of a process; 0 when there is none."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+    return 0
 
 
 def start_time(pid: int) -> int:

@@ -1,4 +1,4 @@
-"""The private view of the file system that the cluster's processes share. Runs inside the mount namespace.
+"""The private view of the file system that a node's processes share. Runs inside the mount namespace.
 
 Programs of a node have paths built in (/run/containerd, /var/lib/kubelet, /var/log/pods, /proc/sys ...).
 Here they find them, while nothing of it appears on the host.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from .settings import Settings
+from .settings import Machine
 
 # The kubelet sets these for the whole machine when they differ; it shall find what it wants and leave the host alone.
 _KERNEL = {
@@ -22,15 +22,15 @@ _KERNEL = {
 }
 
 
-def prepare(s: Settings) -> None:
+def prepare(m: Machine) -> None:
     """Make the view. Raises subprocess.CalledProcessError when the kernel refuses a mount."""
     _mount("--make-rshared", "/")
     resolv = Path("/etc/resolv.conf").resolve()
     _mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
     aside = Path("/run/ddtree")
     aside.mkdir()
-    _shadow(Path("/var/lib"), aside, {"kubelet": s.live / "kubelet", "cni": s.live / "cni-state"})
-    _shadow(Path("/var/log"), aside, {"pods": s.log / "pods", "containers": s.live / "container-links"})
+    _shadow(Path("/var/lib"), aside, {"kubelet": m.live / "kubelet", "cni": m.live / "cni-state"})
+    _shadow(Path("/var/log"), aside, {"pods": m.log / "pods", "containers": m.live / "container-links"})
     for name, value in _KERNEL.items():
         target = Path("/proc/sys") / name
         if target.exists():

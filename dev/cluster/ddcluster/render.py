@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .settings import NODE, NODE_IP, PAUSE_IMAGE, POD_CIDR, REGISTRY, Settings
+from .settings import NODE, PAUSE_IMAGE, REGISTRY, Machine, Settings
 
 
 def kubeconfig(pki: Path, user: str, server: str, context: str) -> str:
@@ -38,7 +38,7 @@ def kubeconfig(pki: Path, user: str, server: str, context: str) -> str:
     )
 
 
-def containerd(s: Settings, *, cri: bool) -> str:
+def containerd(m: Machine, *, cri: bool) -> str:
     """containerd 1.6 and 1.7 (config version 2).
 
     Without `cri` it only serves `ctr`: what an earlier life left behind is removed before the CRI service sees it.
@@ -46,14 +46,14 @@ def containerd(s: Settings, *, cri: bool) -> str:
     AppArmor is none of the cluster's business.
     """
     return f"""version = 2
-root = "{s.containerd_root}"
+root = "{m.containerd_root}"
 state = "/run/containerd"
 oom_score = 0
 disabled_plugins = [{"" if cri else '"io.containerd.grpc.v1.cri"'}]
 [grpc]
   address = "/run/containerd/containerd.sock"
 [plugins."io.containerd.internal.v1.opt"]
-  path = "{s.live}/opt"
+  path = "{m.live}/opt"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{PAUSE_IMAGE}"
   restrict_oom_score_adj = true
@@ -68,9 +68,9 @@ disabled_plugins = [{"" if cri else '"io.containerd.grpc.v1.cri"'}]
         SystemdCgroup = false
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "/usr/lib/cni"
-    conf_dir = "{s.live}/cni"
+    conf_dir = "{m.live}/cni"
   [plugins."io.containerd.grpc.v1.cri".registry]
-    config_path = "{s.live}/hosts"
+    config_path = "{m.live}/hosts"
 """
 
 
@@ -95,7 +95,7 @@ def registry(s: Settings) -> str:
     )
 
 
-def cni() -> str:
+def cni(m: Machine) -> str:
     """One bridge for all pods, whose address is the node's."""
     return _json(
         {
@@ -106,11 +106,11 @@ def cni() -> str:
                     "type": "bridge",
                     "bridge": "cni0",
                     "isGateway": True,
-                    "ipMasq": True,
+                    "ipMasq": m.name == NODE,
                     "hairpinMode": True,
                     "ipam": {
                         "type": "host-local",
-                        "ranges": [[{"subnet": POD_CIDR, "rangeStart": "10.88.0.10"}]],
+                        "ranges": [[{"subnet": m.cidr, "rangeStart": m.first_pod}]],
                         "routes": [{"dst": "0.0.0.0/0"}],
                     },
                 },
@@ -120,13 +120,17 @@ def cni() -> str:
     )
 
 
-def kubelet(s: Settings, pki: Path) -> str:
-    """Kubelet that lets pods have nearly all of the machine and never throws images away."""
+def kubelet(m: Machine, pki: Path, grace: int | None) -> str:
+    """Kubelet that lets pods have nearly all of the machine and never throws images away.
+
+    It renews its Lease each quarter of `grace` seconds (None: as Kubernetes has it, every 10 s).
+    """
     return _json(
-        {
+        ({"nodeLeaseDurationSeconds": grace} if grace else {})
+        | {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
-            "address": NODE_IP,
+            "address": m.ip,
             "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
             "authentication": {
                 "anonymous": {"enabled": False},
@@ -134,10 +138,10 @@ def kubelet(s: Settings, pki: Path) -> str:
                 "x509": {"clientCAFile": f"{pki}/ca.crt"},
             },
             "authorization": {"mode": "Webhook"},
-            "tlsCertFile": f"{pki}/kubelet.crt",
-            "tlsPrivateKeyFile": f"{pki}/kubelet.key",
+            "tlsCertFile": f"{pki}/{m.kubelet}.crt",
+            "tlsPrivateKeyFile": f"{pki}/{m.kubelet}.key",
             "cgroupDriver": "cgroupfs",
-            "cgroupRoot": f"/{s.cgroup}",
+            "cgroupRoot": f"/{m.cgroup}",
             "cgroupsPerQOS": True,
             "enforceNodeAllocatable": [],
             "failCgroupV1": False,
@@ -157,7 +161,7 @@ def kubelet(s: Settings, pki: Path) -> str:
     )
 
 
-def proxy(kubeconfig_path: Path) -> str:
+def proxy(m: Machine, kubeconfig_path: Path) -> str:
     """kube-proxy in iptables mode; connection tracking limits belong to the host and stay as they are."""
     return _json(
         {
@@ -165,9 +169,9 @@ def proxy(kubeconfig_path: Path) -> str:
             "kind": "KubeProxyConfiguration",
             "mode": "iptables",
             "clientConnection": {"kubeconfig": str(kubeconfig_path)},
-            "clusterCIDR": POD_CIDR,
-            "hostnameOverride": NODE,
-            "bindAddress": NODE_IP,
+            "clusterCIDR": m.cidr,
+            "hostnameOverride": m.name,
+            "bindAddress": m.ip,
             "oomScoreAdj": 0,
             "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
             "iptables": {"minSyncPeriod": "100ms"},

@@ -21,6 +21,35 @@ WHEELHOUSE_PORT = 8081
 REGISTRY = f"{NODE_IP}:{REGISTRY_PORT}"
 FAKE_LABEL = "ddtree.dev/fake"
 PAUSE_IMAGE = "localhost/ddtree-pause:1"
+LINK_IP = "10.87.0.1"  # node-a's end of the network that joins the nodes
+LINK_BITS = 24
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One node: its name, where its files are, its cgroup, and its addresses.
+
+    `ip` is the first address of `cidr`, which its pods share; `link_ip` is where the other nodes send what is for them.
+    """
+
+    name: str
+    live: Path
+    log: Path
+    containerd_root: Path
+    cgroup: str
+    ip: str
+    cidr: str
+    link_ip: str
+
+    @property
+    def kubelet(self) -> str:
+        """Name of its kubelet's certificate."""
+        return "kubelet" if self.name == NODE else f"kubelet-{self.name}"
+
+    @property
+    def first_pod(self) -> str:
+        """The first address that a pod may get."""
+        return self.ip.rpartition(".")[0] + ".10"
 
 
 @dataclass(frozen=True)
@@ -28,7 +57,8 @@ class Settings:
     """One cluster.
 
     `state` is the cluster's own folder, `cache` the one shared by all; `gpus` is how many `gpu_product`
-    the node claims to have (0: none).
+    the node claims to have (0: none). `node_grace` is after how many seconds of silence a node is taken for lost
+    (None: as Kubernetes has it, 50).
     """
 
     name: str
@@ -36,6 +66,7 @@ class Settings:
     cache: Path
     gpus: int
     gpu_product: str
+    node_grace: int | None = None
 
     @property
     def live(self) -> Path:
@@ -81,9 +112,33 @@ class Settings:
         """Name of the cgroup, under each hierarchy's root, that holds all pods."""
         return f"ddtree-{self.name}"
 
+    @property
+    def first(self) -> Machine:
+        """The node that also has the control plane and the registry."""
+        return Machine(
+            NODE, self.live, self.log, self.containerd_root, self.cgroup, NODE_IP, POD_CIDR, LINK_IP
+        )  # fmt: skip
+
+    def further(self, name: str) -> Machine:
+        """A node that joins: node-b to node-f. Raises Problem for another name."""
+        if not re.fullmatch("node-[b-f]", name):
+            raise Problem(f"{name!r} names no further node: use node-b to node-f")
+        number = ord(name[-1]) - ord("a")
+        return Machine(
+            name=name,
+            live=self.live / name,
+            log=self.log / name,
+            containerd_root=self.cache / "containerd" / f"{self.name}.{name}",
+            cgroup=f"{self.cgroup}/{name}",
+            ip=f"10.{100 + number}.0.1",
+            cidr=f"10.{100 + number}.0.0/16",
+            link_ip=f"10.87.0.{1 + number}",
+        )
+
 
 def from_environment(env: Mapping[str, str]) -> Settings:
-    """Read DDTREE_CLUSTER, DDTREE_CACHE, DDTREE_CLUSTER_GPUS, DDTREE_CLUSTER_GPU_PRODUCT and XDG_STATE_HOME.
+    """Read DDTREE_CLUSTER, DDTREE_CACHE, DDTREE_CLUSTER_GPUS, DDTREE_CLUSTER_GPU_PRODUCT, DDTREE_CLUSTER_NODE_GRACE
+    and XDG_STATE_HOME.
 
     Raises Problem with one sentence when a value cannot be used.
     """
@@ -96,7 +151,10 @@ def from_environment(env: Mapping[str, str]) -> Settings:
     product = env.get("DDTREE_CLUSTER_GPU_PRODUCT") or "NVIDIA-H200"
     if product not in PRODUCTS:
         raise Problem(f"DDTREE_CLUSTER_GPU_PRODUCT={product!r} is not known: choose one of {', '.join(PRODUCTS)}")
+    grace = env.get("DDTREE_CLUSTER_NODE_GRACE") or ""
+    if grace and not (grace.isdecimal() and 4 <= int(grace) <= 600):
+        raise Problem(f"DDTREE_CLUSTER_NODE_GRACE={grace!r} is no usable number of seconds: use 4 to 600")
     home = Path(env.get("HOME") or "/root")
     state = Path(env.get("XDG_STATE_HOME") or home / ".local" / "state") / "ddtree" / name
     cache = Path(env.get("DDTREE_CACHE") or home / ".cache" / "ddtree")
-    return Settings(name, state.absolute(), cache.absolute(), int(gpus), product)
+    return Settings(name, state.absolute(), cache.absolute(), int(gpus), product, int(grace) if grace else None)

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import host
+from . import further, host
 from .api import Api
 from .cache import human, size
-from .node import COMPONENTS
+from .parts import COMPONENTS
 from .settings import FAKE_LABEL, NODE, Settings
 
 
@@ -72,6 +72,8 @@ def _node(s: Settings, running: host.Running) -> bool:
     memory = int(offer["memory"].removesuffix("Ki")) / 1024**2
     print(f"node      {NODE} {'Ready' if ready else 'NOT READY'} {node['status']['nodeInfo']['kubeletVersion']}"
           f"   {offer['cpu']} CPU   {memory:.1f} GiB   {gpus} GPU {product} ({asked} taken)")  # fmt: skip
+    for machine in further.known(s):
+        print(f"further   {machine.name} {'runs' if further.find(s, machine) else 'is lost'}   logs: {machine.log}")
     if fakes:
         print(f"fakes     {fakes} nodes that only claim to run pods")
     phases = [p["status"].get("phase", "Unknown") for p in pods]

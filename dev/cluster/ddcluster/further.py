@@ -155,8 +155,12 @@ def _link(running: host.Running, machine: Machine, init: int) -> None:
     """
     address = _address(machine.link_ip)
     if not _there(running, _BRIDGE):
-        _ip(running, f"link add {_BRIDGE} address {_address(LINK_IP)} type bridge", f"address add {LINK_IP}/{LINK_BITS} dev {_BRIDGE}",
-            f"link set {_BRIDGE} up")  # fmt: skip
+        _ip(
+            running,
+            f"link add {_BRIDGE} address {_address(LINK_IP)} type bridge",
+            f"address add {LINK_IP}/{LINK_BITS} dev {_BRIDGE}",
+            f"link set {_BRIDGE} up",
+        )
     if _there(running, machine.name):
         _ip(running, f"link delete {machine.name}")
     _ip(

@@ -9,10 +9,12 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,11 @@ import aiohttp
 import pytest
 
 from ddtree_operator.analysis import Pair
+from ddtree_operator.api.spec import DDTreeSpec
+from ddtree_operator.core.actions import ApplyEngines
 from ddtree_operator.probe import PairRunner, shipped_prompts
 from ddtree_operator.probe.live import LiveTraffic, Wish
+from ddtree_operator.rollout.manifests import EngineDefaults, engines
 from engine.fleet import TIMEOUT, Fleet, Scenario, environment, greedy, models, python, shadow
 from sglang_ddtree import live
 
@@ -54,8 +59,12 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("live") / "token"
 
 
+Served = tuple[str, "subprocess.Popen[bytes]"]
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, token: Path) -> Iterator[str]:
+def served(tmp_path_factory: pytest.TempPathFactory, token: Path) -> Iterator[Served]:
+    """An engine: its address, and the process that a pod would have as its first."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -78,13 +87,19 @@ def server(tmp_path_factory: pytest.TempPathFactory, token: Path) -> Iterator[st
                     break
             except (urllib.error.URLError, OSError):
                 time.sleep(0.5)  # nothing listens yet
-        yield url
+        yield url, process
         process.send_signal(signal.SIGTERM)
         process.wait(120)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(served: Served) -> str:
+    """Its address."""
+    return served[0]
 
 
 def test_generate_and_counters(server: str) -> None:
@@ -212,6 +227,59 @@ def test_server_info_and_metrics(server: str) -> None:
     assert ours["ddtree:accepted_drafts_by_depth_total"] == ours["ddtree:accepted_drafts_sum"]
     assert ours["ddtree:accepted_drafts_count"] == ours["ddtree:tree_steps_total"]
     assert ours["ddtree:step_seconds_count"] > 0
+
+
+def stream(url: str, tokens: int, begun: threading.Event) -> list[int]:
+    """The tokens of a streamed answer that came to its end; [] of one that was cut off."""
+    params = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+    body = json.dumps({"input_ids": PROMPT, "sampling_params": params, "stream": True}).encode()
+    request = urllib.request.Request(f"{url}/generate", body, {"content-type": "application/json"})
+    ids: list[int] = []
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+        for line in answer:
+            data = line.strip().removeprefix(b"data: ")
+            if data == b"[DONE]":
+                return ids
+            if data:
+                ids = json.loads(data)["output_ids"]
+                begun.set()
+    return []
+
+
+def pod() -> dict[str, Any]:
+    """An engine's pod, as the operator makes it."""
+    spec = DDTreeSpec.model_validate({"model": {"path": "/t"}, "drafter": {"path": "/d"}})
+    action = ApplyEngines("m-0", "0", baseline=False, replicas=1, image="i", spec={}, grace=30)
+    meta = {"name": "m", "namespace": "n", "uid": "u"}
+    resource = {"apiVersion": "v1", "kind": "DDTreeDeployment", "metadata": meta}
+    made: dict[str, Any] = engines(action, spec, resource, EngineDefaults(), None)["spec"]["template"]["spec"]
+    return made
+
+
+def test_what_is_under_way_ends_when_the_pod_is_deleted(served: Served) -> None:
+    """The last one of this engine: it gets what the kubelet would give it."""
+    url, process = served
+    given = pod()
+    deadline = time.monotonic() + given["terminationGracePeriodSeconds"]
+    with ThreadPoolExecutor() as clients:
+        held = [clients.submit(stream, url, 1200, threading.Event()) for _ in range(2)]
+        subprocess.run(given["containers"][0]["lifecycle"]["preStop"]["exec"]["command"], check=True)
+        begun = threading.Event()
+        held.append(clients.submit(stream, url, 800, begun))
+        assert begun.wait(TIMEOUT)
+        process.send_signal(signal.SIGTERM)
+        sent = time.monotonic()
+        late = clients.submit(stream, url, 8, threading.Event())  # of a client that keeps its connection
+        while fetch(f"{url}/health")[0] != 503:
+            assert process.poll() is None
+        whole, again, last = (h.result() for h in held)
+        print(f"streams went on for {time.monotonic() - sent:.1f} s after SIGTERM")
+        assert process.wait(max(0.1, deadline - time.monotonic())) == 0
+        print(f"it ended {time.monotonic() - sent:.1f} s after SIGTERM, {deadline - time.monotonic():.0f} s to spare")
+    assert len(whole) == 1200
+    assert again == whole
+    assert last == whole[:800]
+    assert late.result() == whole[:8]
 
 
 BASE = ("--model-path", "@tiny/target", "--speculative-draft-model-path", "@tiny/drafter", "--speculative-algorithm")

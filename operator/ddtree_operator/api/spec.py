@@ -449,7 +449,9 @@ class TrafficSpec(Model):
     """How traffic reaches the engines. Without gateway: a Service of the resource's name, weights by replica ratio."""
 
     gateway: GatewayTraffic | None = Field(default=None, description="Gateway API route that carries the weights.")
-    drain: Duration = Field(default="30s", description="Time the old set keeps for requests in flight.")
+    drain: Duration = Field(
+        default="30s", description="Time the old set keeps for requests in flight, and each engine again after SIGTERM."
+    )
 
 
 class DDTreeSpec(Model):

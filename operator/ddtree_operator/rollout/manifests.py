@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,11 @@ from ddtree_operator.rollout.engine_args import engine_args
 from ddtree_operator.rollout.merge import merge
 
 ANNOTATION_SWITCHED_AT = "ddtree.dev/switched-at"
+
+LEAVE = 5  # seconds before SIGTERM, in which endpoints and proxies forget the pod
+# Seconds that SGLang may take to end once its last request is answered: it looks every 5 s, and gives its schedulers
+# 15 s to release their memory. Killed meanwhile, they may leave GPU memory taken.
+RELEASE = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +127,7 @@ def _pod(
         "livenessProbe": _probe(period=20, timeout=15, failures=6),
         # A refusal or a crash reaches the status in the engine's own words.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        # Endpoints forget the pod before it stops taking connections.
-        "lifecycle": {"preStop": {"exec": {"command": ["sleep", "5"]}}},
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(LEAVE)]}}},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
@@ -138,7 +143,7 @@ def _pod(
     pod: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": int(action.grace) + 10,
+        "terminationGracePeriodSeconds": LEAVE + math.ceil(action.grace) + RELEASE,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": 65532,

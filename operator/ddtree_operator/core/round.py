@@ -93,12 +93,18 @@ class Round:
         return canary.at + seconds(self.spec.rollback.progress_deadline) - self.now
 
     def serving(self) -> Revision | None:
-        """The revision that the Service points at; without that, the last one promoted."""
+        """The revision that the Service points at; without that, or while that is a canary with a weight of 100 whose
+        steps are not done, the last one promoted.
+        """
         pointed = (self.seen.service_selector or {}).get(LABEL_REVISION, "")
         found = self.revisions.get(pointed)
-        if found is not None and self.engines_of(found) is not None:
-            return found
-        return next(iter(self.promoted()), None)
+        last = next(iter(self.promoted()), None)
+        if found is None or self.engines_of(found) is None:
+            return last
+        progress = found.progress
+        judged = found.result == "promoted" or progress is None or progress.step >= len(self.spec.canary.steps)
+        left = bool(found.fallback)  # it had been promoted, whatever the steps are now
+        return found if judged or left or last is None else last
 
     # engines -------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,47 @@
+"""Traffic between revisions: what a canary may have before it is judged, and what stays of it when it ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddtree_operator.api.names import LABEL_REVISION
+from unit.world import World, stable
+
+pytestmark = pytest.mark.unit
+
+
+def at_full_weight() -> tuple[World, str, str]:
+    """A canary that has the Service to itself and waits, before its analysis; with the hashes of stable and canary."""
+    world = stable(replicas=2)
+    before = str(world.status["stable"]["revision"])
+    world.edit(canary={"steps": [{"weight": 100}, {"pause": {}}, {"analysis": {}}]})
+    world.retuned(8).until("Paused")
+    return world, before, str(world.status["revision"])
+
+
+def test_a_weight_of_100_is_no_promotion() -> None:
+    world, before, canary = at_full_weight()
+    assert world.selector is not None
+    assert world.selector[LABEL_REVISION] == canary
+    assert world.status["stable"]["revision"] == before
+    assert world.status["step"] == "2/3 pause"
+    assert world.revisions[canary].result == ""
+    world.ask("promote").until("Analyzing")
+    world.until("Stable")
+    assert world.revisions[canary].result == "promoted"
+    assert len(world.analyses) == 2  # the first rollout's, and this one's
+    assert not world.outages
+
+
+def test_what_fails_at_a_weight_of_100_gives_the_traffic_back() -> None:
+    world, before, canary = at_full_weight()
+    world.verdict = lambda revision: ("fail", "slow")
+    world.ask("promote").until("RolledBack")
+    for _ in range(20):
+        world.tick()
+    assert world.selector is not None
+    assert world.selector[LABEL_REVISION] == before
+    assert {run.action.revision for run in world.sets.values()} == {before}
+    assert not world.revisions[before].returned  # it never left: alerts about it count as before
+    assert not world.outages
+    assert canary in {row["revision"] for row in world.status["blocked"]}

@@ -45,3 +45,29 @@ def test_what_fails_at_a_weight_of_100_gives_the_traffic_back() -> None:
     assert not world.revisions[before].returned  # it never left: alerts about it count as before
     assert not world.outages
     assert canary in {row["revision"] for row in world.status["blocked"]}
+
+
+@pytest.mark.parametrize("weight", [50, 100])
+def test_a_canary_that_is_replaced_gives_its_traffic_back_while_the_next_one_is_built(weight: int) -> None:
+    world = stable(replicas=2)
+    before = world.status["stable"]["revision"]
+    world.edit(canary={"steps": [{"weight": weight}, {"pause": {}}, {"analysis": {}}]}).retuned(8).until("Paused")
+    replaced = world.status["revision"]
+    world.build_seconds = 1200.0
+    world.retuned(16).until("Building")
+    assert world.selector is not None
+    assert world.selector.get(LABEL_REVISION) == before
+    assert world.revisions[replaced].result == "superseded"
+    for _ in range(10):
+        world.tick()
+    assert {run.action.revision for run in world.sets.values()} == {before}
+    assert not world.outages
+
+
+def test_a_canary_whose_first_step_is_a_weight_does_not_wait_for_the_one_it_replaces() -> None:
+    world = stable(replicas=2).edit(canary={"steps": [{"weight": 50}, {"pause": {}}, {"analysis": {}}]})
+    world.retuned(8).until("Paused")
+    world.retuned(16).until("Paused")
+    assert world.status["step"] == "2/3 pause"
+    assert len(world.sets) == 2
+    assert not world.outages

@@ -123,7 +123,7 @@ def _steady(r: Round, goal: Revision) -> None:
     if goal.result != "promoted":  # the Service was switched, but a crash kept the record from being written
         goal = r.save(goal, result="promoted", at=r.now, **rolling.promotion(goal))
     engines = r.have_engines(goal, r.spec.replicas)
-    if engines.ready or not _sharing(r):
+    if engines.ready or not r.sharing():
         r.point_service(r.only(goal))
     gateway.leave(r)
     ready = len(engines.ready)
@@ -137,21 +137,6 @@ def _steady(r: Round, goal: Revision) -> None:
     else:
         r.report.phase = "Stable"
         r.report.message = f"revision {goal.number} serves with {ready}/{r.spec.replicas} engines ready"
-
-
-def _sharing(r: Round) -> bool:
-    """Whether a canary that has ended still shares the Service, with engines that answer, for a while: alone, a stable
-    set with no ready engine would answer nobody.
-    """
-    if r.seen.service_selector != r.shared() or r.spec.replicas == 0:
-        return False
-    for revision in r.revisions.values():
-        engines = r.engines_of(revision)
-        left = r.leaving(revision)
-        if left >= 0 and engines is not None and engines.ready:
-            r.wake_in(left)
-            return True
-    return False
 
 
 def _restore(r: Round, goal: Revision, serving: Revision | None) -> None:

@@ -158,7 +158,24 @@ class Round:
             return True
         if self.seen.service_problem:
             return False
+        self.actions = [a for a in self.actions if not isinstance(a, ApplyService)]
         self.actions.append(ApplyService(selector=selector, at=self.now))
+        return False
+
+    def sharing(self) -> bool:
+        """Whether a canary that has ended still has a share of the Service, or all of it, with engines that answer, for
+        a while: alone, a stable set with no ready engine would answer nobody.
+        """
+        selector = self.seen.service_selector
+        if selector is None or self.spec.replicas == 0:
+            return False
+        for revision in self.revisions.values():
+            engines = self.engines_of(revision)
+            left = self.leaving(revision)
+            reached = selector in (self.shared(), self.only(revision))
+            if reached and left >= 0 and engines is not None and engines.ready:
+                self.wake_in(left)
+                return True
         return False
 
     # time ----------------------------------------------------------------------------------------------------------

@@ -71,3 +71,19 @@ def test_a_canary_whose_first_step_is_a_weight_does_not_wait_for_the_one_it_repl
     assert world.status["step"] == "2/3 pause"
     assert len(world.sets) == 2
     assert not world.outages
+
+
+def test_failed_canaries_do_not_push_out_the_revision_to_go_back_to() -> None:
+    world = stable(rollback={"keep": 2})
+    before = world.status["stable"]["revision"]
+    world.verdict = lambda revision: ("fail", "slow")
+    for budget in (8, 16, 24, 32):
+        world.retuned(budget).until("RolledBack")
+    world.verdict = lambda revision: ("pass", "fine")
+    world.retuned(64).until("Stable")
+    for _ in range(5):
+        world.tick()
+    assert before in world.revisions
+    assert len(world.revisions) == 4  # what serves, the one before it, and two more
+    world.alert(world.status["revision"]).until("RolledBack")
+    assert world.status["stable"]["revision"] == before

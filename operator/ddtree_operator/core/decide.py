@@ -212,8 +212,11 @@ def _carried_traffic(r: Round, hash_: str) -> bool:
 
 
 def _prune(r: Round, wanted: Revision, goal: Revision | None, serving: Revision | None) -> None:
-    """Forget the oldest revisions beyond ``rollback.keep``."""
+    """Forget the oldest revisions beyond ``rollback.keep``; never the one that an alert would go back to, however many
+    canaries have failed since it served.
+    """
     fixed = {rev.hash for rev in (wanted, goal, serving) if rev is not None} | {wanted.fallback}
+    fixed |= {rev.hash for rev in [p for p in r.promoted() if goal is None or p.hash != goal.hash][:1]}
     if r.seen.request is not None:  # who forgets what was done does it again
         fixed |= {rev.hash for rev in r.revisions.values() if rev.handled == r.seen.request.id}
     others = sorted((x for x in r.revisions.values() if x.hash not in fixed), key=lambda x: -x.number)

@@ -56,6 +56,7 @@ class Progress:
     held: bool = False  # paused by a person or by an inconclusive analysis
     note: str = ""  # why it is held, or what it waits for
     short: bool = False  # engines are missing; since when they are, `since` counts
+    stuck: bool = False  # something that the spec refers to is missing; until it is there no time counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ddtree_operator.api.names import LABEL_REVISION
 from ddtree_operator.api.spec import BuildSpec, Step
 from ddtree_operator.core import gateway, swap
 from ddtree_operator.core.actions import Analyze, StartBuild
 from ddtree_operator.core.engine_errors import NOT_PULLED, error_line, refusal
 from ddtree_operator.core.facts import EngineSet, Progress, Revision
+from ddtree_operator.core.meanwhile import relieve, unstuck
 from ddtree_operator.core.report import BUILD_FAILED
 from ddtree_operator.core.revisions import baseline_speculative, engine_set_name
 from ddtree_operator.core.round import Round
@@ -28,7 +28,8 @@ def roll(r: Round, revision: Revision, stable: Revision | None) -> None:
         r.emit("Normal", "RolloutStarted", f"revision {revision.number} ({revision.hash}) started")
     r.report.canary = revision.hash
     gateway.tidy(r, revision)
-    _relieve(r, revision, stable)
+    relieve(r, revision, stable)
+    revision = unstuck(r, revision)
     if r.seen.problems:
         first = r.seen.problems[0]
         r.report.phase, r.report.message = "Pending", first.message
@@ -64,19 +65,6 @@ def roll(r: Round, revision: Revision, stable: Revision | None) -> None:
     if not _started(r, revision, canary, baseline, enough):
         return
     _step(r, revision, canary, baseline, stable)
-
-
-def _relieve(r: Round, revision: Revision, stable: Revision | None) -> None:
-    """What a canary that has ended still has of the Service goes back, however long this one takes to come so far."""
-    strangers = {s.revision for s in r.seen.sets if not s.baseline} - {revision.hash, stable.hash if stable else ""}
-    selector = r.seen.service_selector
-    if stable is None or not strangers or selector is None:
-        return
-    if selector.get(LABEL_REVISION) not in {None, *strangers}:
-        return
-    serving = r.engines_of(stable)
-    if (serving is not None and serving.ready) or not r.sharing():
-        r.point_service(r.only(stable))
 
 
 def _paused(r: Round, revision: Revision, progress: Progress) -> bool:

@@ -13,6 +13,7 @@ from ddtree_operator.analysis.types import Verdict
 from ddtree_operator.core.actions import QUIET, Analyze, Emit, Watch
 from ddtree_operator.core.decide import decide
 from ddtree_operator.core.facts import Problem
+from ddtree_operator.core.meanwhile import ENGINES_REFUSED
 from ddtree_operator.handlers import logs, records
 from ddtree_operator.handlers.act import Actor
 from ddtree_operator.handlers.analyses import Analyses, Key, Running
@@ -150,7 +151,7 @@ class Reconciler:
             if time.time() - at > REFUSED_AGAIN:
                 del self._actor.refused[key]
             else:
-                problem = Problem("EnginesRefused", why)
+                problem = Problem(ENGINES_REFUSED, why)
                 seen = view.observed
                 view.observed = type(seen)(
                     **{f: getattr(seen, f) for f in seen.__dataclass_fields__ if f != "problems"},

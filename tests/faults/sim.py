@@ -34,6 +34,7 @@ class Analyses:
     def __init__(self, sim: Sim) -> None:
         self._sim = sim
         self._since: dict[tuple[Any, ...], float] = {}
+        self.rested = 0  # looks after which nothing was to be sent, though an analysis was under way
 
     def fact(self, key: Any) -> AnalysisFact | None:
         if key not in self._since:
@@ -53,7 +54,7 @@ class Analyses:
         """Nothing to run."""
 
     def rest(self, namespace: str, name: str) -> None:
-        """Nothing runs."""
+        self.rested += any(self.fact(key).outcome == "notYet" for key in self._since)  # type: ignore[union-attr]
 
     def forget(self, namespace: str, name: str, *, keep: Any = None) -> None:
         self._since = {k: v for k, v in self._since.items() if k == keep}
@@ -139,7 +140,7 @@ class Sim:
         self.recorder = Recorder(kube, wake)
         self.reconciler = Reconciler(kube, settings or Settings(), None, wake, Metrics())  # type: ignore[arg-type]
         analyses, watches = Analyses(self), Watches()
-        self.watches = watches
+        self.analyses, self.watches = analyses, watches
         for part in (self.reconciler._observer, self.reconciler._actor):
             part._analyses, part._watches = analyses, watches  # type: ignore[assignment]
         self.reconciler.analyses, self.reconciler.watches = analyses, watches  # type: ignore[assignment]

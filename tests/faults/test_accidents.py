@@ -8,6 +8,7 @@ import random
 
 import pytest
 
+from ddtree_operator.api.names import ANNOTATION_ACTION
 from faults.sim import NAME, NS, Sim, run
 from faults.test_crashes import STORIES, promotion, tell
 
@@ -94,6 +95,33 @@ def test_the_watch_after_promotion_keeps_what_it_has_learnt(monkeypatch: pytest.
     assert sim.watches.begun == before
     run(sim.run(900))  # its next part has a test of its own
     assert len(sim.watches.begun) > len(before)
+
+
+def command(sim: Sim, verb: str) -> None:
+    """A person's, as ddtreectl writes it."""
+    obj = copy.deepcopy(sim.resource)
+    obj["metadata"]["annotations"][ANNOTATION_ACTION] = json.dumps({"id": verb, "verb": verb, "by": "ann"})
+    sim.server.put("ddtreedeployments", obj)
+
+
+def test_what_changes_nothing_about_a_rollout_does_not_stop_its_analysis(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = Sim(monkeypatch, rollback={"alerts": {"dryRun": True}})
+    run(sim.until("Stable"))
+    sim.retuned(15)
+    run(sim.until("Analyzing"))
+    canary = sim.status["revision"]
+    before = sim.analyses.rested
+    for i in range(3):  # alerts that come and go
+        run(tell(sim, canary, f"{i:x}"))
+        run(sim.run(5))
+    command(sim, "retry")  # and a command that is refused
+    run(sim.run(5))
+    assert sim.status["phase"] == "Analyzing"
+    assert [a["outcome"] for a in sim.revisions()[canary]["alarms"]] == ["dryRun"] * 3
+    assert sim.analyses.rested == before
+    command(sim, "pause")
+    run(sim.look())
+    assert sim.analyses.rested > before
 
 
 def test_at_rest_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ class Decision:
     again: bool = False
     wake: float = math.inf  # seconds after which time alone changes something
     noted: bool = False  # a command or an alert was taken note of, and no more: what runs goes on
+    undisturbed: bool = False  # and it changed nothing about the rollout: its analysis goes on, too
 
 
 def decide(
@@ -50,7 +51,7 @@ def decide(
     wanted = heed(r, wanted)
     _supersede(r, wanted)
     if r.again:  # the facts about build, placement and analysis belong to the revision as it was before: look again
-        return Decision(tuple(r.actions), status, again=True, noted=True)
+        return Decision(tuple(r.actions), status, again=True, noted=True, undisturbed=_undisturbed(r, wanted))
     goal = _goal(r, wanted, serving)
     if goal is None:
         r.point_service(r.only(None))
@@ -82,6 +83,12 @@ def decide(
 def _invalid(message: str, seen: Observed, now: float, generation: int, status: dict[str, Any]) -> Decision:
     finished = report.invalid(message, now, generation, status)
     return Decision(tuple(report.events(status, finished)), finished)
+
+
+def _undisturbed(r: Round, wanted: Revision) -> bool:
+    """Whether the wanted revision stands where it stood when it was looked at."""
+    before, now = r.seen.revision(wanted.hash), r.revisions[wanted.hash]
+    return before is not None and all(getattr(before, x) == getattr(now, x) for x in ("result", "attempt", "progress"))
 
 
 def _adopted(r: Round, wanted: Revision, serving: Revision | None) -> Revision | None:

@@ -263,6 +263,7 @@ def _started(r: Round, revision: Revision, canary: EngineSet, baseline: EngineSe
     if not short:
         if progress.short:
             r.save(revision, progress=replace(progress, short=False))
+            r.report.phase, r.report.message = "Starting", "the engines are ready"
         return not progress.short
     if not progress.short:  # engines that went, in a long pause say, have the whole deadline to come back
         revision = r.save(revision, progress=replace(progress, short=True, since=r.now))

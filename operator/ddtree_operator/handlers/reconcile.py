@@ -110,7 +110,8 @@ class Reconciler:
         self.analyses.forget(namespace, name, keep=view.analysis_key)
         watching = decision.noted or any(isinstance(a, Watch) for a in decision.actions)
         self.watches.forget(namespace, name, keep=view.watch_key if watching else None)
-        if decision.status.get("phase") != "Starting" and not any(isinstance(a, Analyze) for a in decision.actions):
+        measuring = decision.undisturbed or any(isinstance(a, Analyze) for a in decision.actions)
+        if decision.status.get("phase") != "Starting" and not measuring:
             self.analyses.rest(namespace, name)  # a record stays as it was when somebody decided over it
         logs.add(revision=str(decision.status.get("revision") or ""), step=str(decision.status.get("step") or ""))
         self._metrics.looked(key, view.observed, decision.status)

@@ -283,6 +283,29 @@ def test_a_new_spec_takes_the_route_back_first(monkeypatch: pytest.MonkeyPatch) 
     assert service["spec"]["selector"]["ddtree.dev/revision"] == sim.status["revision"]
 
 
+def test_a_canary_without_engines_gets_nothing_while_it_cannot_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here its prompts are gone as well; a node that is lost stops a rollout in the same place."""
+    sim = with_route(monkeypatch)
+    run(sim.until("Stable"))
+    lines = "".join(json.dumps({"id": f"p{i}", "text": "hello"}) + "\n" for i in range(20))
+    prompts: Object = {"metadata": {"name": "prompts", "namespace": NS}, "data": {"prompts.jsonl": lines}}
+    sim.server.put("configmaps", copy.deepcopy(prompts))
+    analysis = {"prompts": {"configMapRef": "prompts"}}
+    sim.edit(canary={"steps": [*STEPS[:6], {"pause": {}}], "analysis": analysis})
+    sim.retuned(15)
+    run(until_share(sim, 50))
+    canary = sim.status["revision"]
+    sim.server.remove(("configmaps", NS, "prompts"))
+    sim.ill = lambda pod: canary in pod
+    sim.kubelet()
+    run(sim.run(5))
+    assert sim.status["phase"] == "Pending"
+    assert shares(sim).get(f"{NAME}-canary", 0) == 0
+    sim.ill = lambda pod: False
+    sim.server.put("configmaps", prompts)
+    run(until_share(sim, 50))
+
+
 def test_without_gateway_in_the_spec_the_route_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     sim = at_half(monkeypatch)
     sim.edit(traffic={"drain": "10s"}, canary={"steps": [{"analysis": {}}]})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddtree_operator.core.facts import Problem
-from unit.world import World, stable
+from ddtree_operator.core.facts import PlacementFact, Problem
+from unit.world import World, first, stable
 
 pytestmark = pytest.mark.unit
 
@@ -52,3 +52,36 @@ def test_engines_that_the_api_server_refuses_do_not_get_more_time_with_each_atte
         world.problems = ()
         world.tick()
     assert world.status["phase"] == "RolledBack"
+
+
+def sizes(world: World) -> dict[str, int]:
+    return {run.action.revision: run.replicas for run in world.sets.values()}
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Building", "Placing"])
+def test_what_serves_is_scaled_while_a_revision_waits(phase: str) -> None:
+    world = stable(replicas=2)
+    before = world.status["stable"]["revision"]
+    if phase == "Pending":
+        world.problems = (MISSING,)
+    elif phase == "Placing":
+        world.placement = PlacementFact(False, "no node fits")
+    world.build_seconds = 1000.0 if phase == "Building" else world.build_seconds
+    world.retuned(8).until(phase)
+    world.edit(replicas=5)
+    wait(world, 60)
+    assert world.status["phase"] == phase
+    assert sizes(world) == {before: 5}
+    world.sets.clear()  # somebody deletes it
+    world.tick()
+    assert sizes(world) == {before: 5}
+
+
+def test_what_gave_engines_to_a_canary_does_not_take_them_back_while_it_waits() -> None:
+    world = World(spec=first().spec | {"replicas": 3, "placement": {"strategy": "swap"}}, gpus=3)
+    world.until("Stable").retuned(8).until("Analyzing")
+    before = sizes(world)
+    world.problems = (MISSING,)
+    wait(world, 300)
+    assert world.status["phase"] == "Pending"
+    assert sizes(world) == before

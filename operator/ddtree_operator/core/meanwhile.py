@@ -5,10 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ddtree_operator.api.names import LABEL_REVISION
+from ddtree_operator.core import gateway
 from ddtree_operator.core.facts import Revision
 from ddtree_operator.core.round import Round
 
 ENGINES_REFUSED = "EnginesRefused"  # a problem: the API server does not take a Deployment of engines
+
+
+def uphold(r: Round, revision: Revision, stable: Revision | None) -> None:
+    """While a rollout cannot go on: what serves has the size that is asked for, and no request goes to a canary that
+    has no ready engine.
+    """
+    canary = r.engines_of(revision)
+    gave = canary is not None and r.spec.placement.strategy == "swap"  # some of it, to the canary
+    if stable is not None and not gave:
+        r.have_engines(stable, r.spec.replicas)
+    if canary is not None:
+        gateway.hold_back(r, revision, canary)
 
 
 def unstuck(r: Round, revision: Revision) -> Revision:

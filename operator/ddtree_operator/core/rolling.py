@@ -10,7 +10,7 @@ from ddtree_operator.core import gateway, swap
 from ddtree_operator.core.actions import Analyze, StartBuild
 from ddtree_operator.core.engine_errors import NOT_PULLED, error_line, refusal
 from ddtree_operator.core.facts import EngineSet, Progress, Revision
-from ddtree_operator.core.meanwhile import relieve, unstuck
+from ddtree_operator.core.meanwhile import relieve, unstuck, uphold
 from ddtree_operator.core.report import BUILD_FAILED
 from ddtree_operator.core.revisions import baseline_speculative, engine_set_name
 from ddtree_operator.core.round import Round
@@ -30,21 +30,10 @@ def roll(r: Round, revision: Revision, stable: Revision | None) -> None:
     gateway.tidy(r, revision)
     relieve(r, revision, stable)
     revision = unstuck(r, revision)
-    if r.seen.problems:
-        first = r.seen.problems[0]
-        r.report.phase, r.report.message = "Pending", first.message
-        return
-    if not _image(r, revision) or not _placed(r, revision, stable):
+    if not _prepared(r, revision, stable):
+        uphold(r, revision, stable)
         return
     revision = r.revisions[revision.hash]
-    if not revision.image or r.again:
-        r.report.phase, r.report.message = "Starting", "image and nodes are known, the engines come next"
-        return
-    way = secured(r, revision, stable)
-    if way is not True:
-        if way:
-            _late(r, revision, way)
-        return
     started = _engines(r, revision, stable)
     if started is None:
         r.report.phase = "Placing"
@@ -65,6 +54,23 @@ def roll(r: Round, revision: Revision, stable: Revision | None) -> None:
     if not _started(r, revision, canary, baseline, enough):
         return
     _step(r, revision, canary, baseline, stable)
+
+
+def _prepared(r: Round, revision: Revision, stable: Revision | None) -> bool:
+    """True when there is nothing that engines of this revision have to wait for."""
+    if r.seen.problems:
+        r.report.phase, r.report.message = "Pending", r.seen.problems[0].message
+        return False
+    if not _image(r, revision) or not _placed(r, revision, stable):
+        return False
+    revision = r.revisions[revision.hash]
+    if not revision.image or r.again:
+        r.report.phase, r.report.message = "Starting", "image and nodes are known, the engines come next"
+        return False
+    way = secured(r, revision, stable)
+    if isinstance(way, str):
+        _late(r, revision, way)
+    return way is True
 
 
 def _paused(r: Round, revision: Revision, progress: Progress) -> bool:

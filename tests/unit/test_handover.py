@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddtree_operator.api.names import LABEL_REVISION
-from unit.world import World, stable
+from unit.world import World, first, stable
 
 pytestmark = pytest.mark.unit
 
@@ -87,3 +87,22 @@ def test_failed_canaries_do_not_push_out_the_revision_to_go_back_to() -> None:
     assert len(world.revisions) == 4  # what serves, the one before it, and two more
     world.alert(world.status["revision"]).until("RolledBack")
     assert world.status["stable"]["revision"] == before
+
+
+@pytest.mark.parametrize("by", ["ann", "spec"])
+def test_who_pauses_a_promotion_holds_it(by: str) -> None:
+    world = World(spec=first().spec | {"replicas": 3}, gpus=20).until("Stable")
+    before = world.status["stable"]["revision"]
+    world.retuned(8).until("Promoting", seconds=1.0)
+    world = world.ask("pause") if by == "ann" else world.edit(paused=True)
+    world.until("Paused")
+    for _ in range(50):
+        world.tick(60)
+    assert world.status["phase"] == "Paused"
+    assert world.status["stable"]["revision"] == before
+    if by == "ann":
+        world.ask("promote").tick()
+        assert "ddtreectl rollout resume" in world.status["lastAction"]["result"]
+    world = world.ask("resume") if by == "ann" else world.edit(paused=False)
+    world.until("Stable")
+    assert world.status["stable"]["revision"] == world.status["revision"] != before

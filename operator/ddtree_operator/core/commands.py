@@ -65,6 +65,8 @@ def _pass_step(r: Round, request: ActionRequest, wanted: Revision, progress: Pro
     """promote: end a pause. skip: pass over the current step, an analysis too, for a stated reason."""
     steps = r.spec.canary.steps
     if progress.step >= len(steps):
+        if progress.held:
+            return f"{request.verb} refused: every step is done; ddtreectl rollout resume lets the promotion go on"
         return f"{request.verb} refused: every step is done, the revision is being promoted"
     step = steps[progress.step]
     if request.verb is Verb.PROMOTE and not progress.held and step.pause is None:

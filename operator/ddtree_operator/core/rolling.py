@@ -46,10 +46,10 @@ def roll(r: Round, revision: Revision, stable: Revision | None) -> None:
         return
     progress = revision.progress
     assert progress is not None
+    if _paused(r, revision, progress):
+        return
     if progress.step >= len(r.spec.canary.steps):
         _promote(r, revision, canary, stable, enough)
-        return
-    if _paused(r, revision, progress):
         return
     if not _started(r, revision, canary, baseline, enough):
         return

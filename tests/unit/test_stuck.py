@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddtree_operator.core.facts import PlacementFact, Problem
-from unit.world import World, first, stable
+from unit.world import World, first, fit, stable
 
 pytestmark = pytest.mark.unit
 
@@ -85,3 +85,33 @@ def test_what_gave_engines_to_a_canary_does_not_take_them_back_while_it_waits() 
     wait(world, 300)
     assert world.status["phase"] == "Pending"
     assert sizes(world) == before
+
+
+def test_a_node_that_goes_in_a_long_pause_has_the_whole_deadline_to_come_back() -> None:
+    world = stable()
+    world.placement = fit()
+    world.edit(canary={"steps": [{"analysis": {}}, {"pause": {}}]}).retuned(8).until("Paused")
+    wait(world, 7200)
+    world.placement = PlacementFact(False, "no node fits: a: it is not Ready")
+    wait(world, 900)
+    assert world.status["phase"] == "Placing"
+    world.placement = fit()
+    world.until("Paused")
+    world.placement = PlacementFact(False, "no node fits: a: it is not Ready")
+    wait(world, 1100)
+    assert world.status["phase"] == "Placing"  # each time anew
+    wait(world, 200)
+    assert world.status["phase"] == "RolledBack"
+    assert world.status["message"] == "no progress for 20m: no node fits: a: it is not Ready"
+
+
+def test_a_node_that_goes_while_somebody_holds_the_rollout_ends_nothing() -> None:
+    world = stable()
+    world.placement = fit()
+    world.retuned(8).until("Analyzing").ask("pause").until("Paused")
+    world.placement = PlacementFact(False, "no node fits: a: it is not Ready")
+    wait(world, 7200)
+    assert world.status["phase"] == "Placing"
+    world.placement = fit()
+    world.until("Paused").ask("resume").until("Stable")
+    assert world.status["stable"]["revision"] == world.status["revision"]

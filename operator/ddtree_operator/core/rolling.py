@@ -175,7 +175,12 @@ def _placed(r: Round, revision: Revision, stable: Revision | None) -> bool:
             why += last if r.spec.placement.strategy == "swap" else "; placement.strategy swap takes a serving engine's"
         r.report.phase, r.report.message = "Placing", clip(why)
         r.report.placed = ("False", "NoNodeFits" if place.room is None else "GPUsMissing", clip(why))
-        _late(r, r.revisions[revision.hash], why)
+        current = r.revisions[revision.hash]
+        if r.spec.paused or (current.progress is not None and current.progress.held):
+            return False  # this counts for no deadline
+        if r.engines_of(revision) is not None:  # its node went: it has the whole deadline to come back
+            current = _short(r, current)
+        _late(r, current, why)
         return False
     r.report.placed = ("True", "Placed", clip(place.message)) if place.fits else ("True", "Swapping", _placement(r))
     current = r.revisions[revision.hash]
@@ -271,8 +276,7 @@ def _started(r: Round, revision: Revision, canary: EngineSet, baseline: EngineSe
             r.save(revision, progress=replace(progress, short=False))
             r.report.phase, r.report.message = "Starting", "the engines are ready"
         return not progress.short
-    if not progress.short:  # engines that went, in a long pause say, have the whole deadline to come back
-        revision = r.save(revision, progress=replace(progress, short=True, since=r.now))
+    revision = _short(r, revision)  # engines that went, in a long pause say, have the whole deadline to come back
     r.report.phase = "Starting"
     found = [obstacle(engines) for _, engines, _ in short]
     first = found[0]
@@ -286,6 +290,13 @@ def _started(r: Round, revision: Revision, canary: EngineSet, baseline: EngineSe
     _describe(r, revision.progress)
     _late(r, revision, r.report.message)
     return False
+
+
+def _short(r: Round, revision: Revision) -> Revision:
+    """Note since when engines are missing."""
+    progress = revision.progress
+    assert progress is not None
+    return revision if progress.short else r.save(revision, progress=replace(progress, short=True, since=r.now))
 
 
 def waiting_for(who: str, engines: EngineSet, need: int) -> str:

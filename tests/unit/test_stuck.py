@@ -115,3 +115,14 @@ def test_a_node_that_goes_while_somebody_holds_the_rollout_ends_nothing() -> Non
     world.placement = fit()
     world.until("Paused").ask("resume").until("Stable")
     assert world.status["stable"]["revision"] == world.status["revision"]
+
+
+def test_an_analysis_against_a_set_that_is_scaled_to_nothing_says_so_and_ends() -> None:
+    world = stable().edit(replicas=0)
+    world.tick()
+    world.retuned(8).until("Analyzing")
+    assert world.status["message"] == "the baseline has 0 engines to send prompts to; spec.replicas is 0"
+    world.until("Paused", seconds=60.0)
+    assert "no verdict within 30m: the baseline has 0 engines" in world.status["message"]
+    world.edit(replicas=1).ask("resume").until("Stable")
+    assert world.status["stable"]["revision"] == world.status["revision"]

@@ -15,6 +15,7 @@ from ddtree_operator.core.commands import obey
 from ddtree_operator.core.facts import Observed, Revision
 from ddtree_operator.core.round import Round
 from ddtree_operator.core.units import clip, seconds
+from ddtree_operator.core.waiting import waiting_for
 from ddtree_operator.core.watch import watch
 
 
@@ -137,7 +138,7 @@ def _steady(r: Round, goal: Revision) -> None:
     r.report.built = ("True", "Built", goal.image)
     if ready == 0 and r.spec.replicas > 0:
         r.report.phase = "Degraded"
-        r.report.message = rolling.waiting_for("stable", engines, r.spec.replicas)
+        r.report.message = waiting_for("stable", engines, r.spec.replicas)
     elif r.seen.route is not None and r.seen.route.gives:
         r.report.phase = "Promoting"
         r.report.message = r.report.message or f"HTTPRoute {r.seen.route.name} is given back as it was written"
@@ -154,7 +155,7 @@ def _restore(r: Round, goal: Revision, serving: Revision | None) -> None:
     engines = r.have_engines(goal, r.spec.replicas)
     r.report.phase = "Promoting"
     if len(engines.ready) < r.spec.replicas:
-        waits = rolling.waiting_for("engines", engines, r.spec.replicas)
+        waits = waiting_for("engines", engines, r.spec.replicas)
         r.report.message = f"going back to revision {goal.number}: {waits}"
         return
     r.report.message = f"revision {goal.number} takes the traffic again"

@@ -8,13 +8,14 @@ from typing import Any
 from ddtree_operator.api.spec import BuildSpec, Step
 from ddtree_operator.core import gateway, swap
 from ddtree_operator.core.actions import Analyze, StartBuild
-from ddtree_operator.core.engine_errors import NOT_PULLED, error_line, refusal
+from ddtree_operator.core.engine_errors import error_line, refusal
 from ddtree_operator.core.facts import EngineSet, Progress, Revision
 from ddtree_operator.core.meanwhile import relieve, unstuck, uphold
 from ddtree_operator.core.report import BUILD_FAILED
 from ddtree_operator.core.revisions import baseline_speculative, engine_set_name
 from ddtree_operator.core.round import Round
 from ddtree_operator.core.units import clip, seconds
+from ddtree_operator.core.waiting import obstacle, waiting_for
 from ddtree_operator.core.way_back import secured
 
 SPEC_PAUSED = "spec.paused is true"
@@ -299,31 +300,6 @@ def _short(r: Round, revision: Revision) -> Revision:
     return revision if progress.short else r.save(revision, progress=replace(progress, short=True, since=r.now))
 
 
-def waiting_for(who: str, engines: EngineSet, need: int) -> str:
-    """How many engines are ready, and what keeps the others from it."""
-    text = f"{who}: {len(engines.ready)}/{need} engines ready"
-    found = obstacle(engines)
-    return f"{text}, {found[1]}" if found else text
-
-
-def obstacle(engines: EngineSet) -> tuple[str, str] | None:
-    """What keeps engines from starting, as a reason for conditions and in words; None while nothing does."""
-    if engines.failure:
-        reason = "QuotaExceeded" if "exceeded quota" in engines.failure else "PodsRefused"
-        return reason, clip(engines.failure, 300)
-    for pod in engines.pods:
-        line = error_line(pod.exit_message)
-        if pod.ready or pod.deleting:
-            continue
-        if pod.restarts and line:
-            return "EngineCrashed", f"restarted {pod.restarts} times: {clip(line, 300)}"
-        if pod.message:
-            if pod.waiting in NOT_PULLED:
-                return "ImageNotPulled", clip(pod.message, 500)
-            return pod.waiting, f"{pod.waiting}: {clip(pod.message, 300)}"
-    return None
-
-
 def _describe(r: Round, progress: Progress) -> None:
     """Fill in the step column."""
     steps = r.spec.canary.steps
@@ -418,6 +394,9 @@ def _analyse(r: Round, revision: Revision, canary: EngineSet, baseline: EngineSe
     r.report.phase = "Analyzing"
     found = r.seen.analysis
     if found is None or (found.revision, found.attempt, found.step) != (revision.hash, revision.attempt, progress.step):
+        if not baseline.ready:
+            _unmatched(r, revision)
+            return
         r.actions.append(Analyze(revision.hash, revision.attempt, progress.step, baseline.name, canary.name))
         r.report.message = "sending prompts to baseline and canary in pairs"
         return
@@ -440,6 +419,15 @@ def _analyse(r: Round, revision: Revision, canary: EngineSet, baseline: EngineSe
         _inconclusive(r, revision, f"{why}: {found.reason}")
         return
     r.actions.append(Analyze(revision.hash, revision.attempt, progress.step, baseline.name, canary.name))
+
+
+def _unmatched(r: Round, revision: Revision) -> None:
+    """An analysis cannot begin: the serving set is scaled to nothing."""
+    assert revision.progress is not None
+    deadline = r.spec.canary.analysis.deadline
+    r.report.message = f"the baseline has 0 engines to send prompts to; spec.replicas is {r.spec.replicas}"
+    if r.now - revision.progress.step_since > seconds(deadline):
+        _inconclusive(r, revision, f"no verdict within {deadline}: {r.report.message}")
 
 
 def verdict_so_far(r: Round, revision: Revision) -> dict[str, Any]:

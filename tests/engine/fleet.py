@@ -218,17 +218,23 @@ def prompts(count: int, seed: int, vocab: int = 128, first: int = 5) -> list[lis
 
 
 def greedy(pair: str, asked: Sequence[list[int] | str], tokens: int) -> list[list[int]]:
-    """Transformers' greedy continuations of prompts (ids or text), kept in the cache by everything they depend on."""
+    """Transformers' greedy continuations of prompts (ids or text)."""
+    return transformers(pair, "greedy.py", {"prompts": list(asked), "tokens": tokens})
+
+
+def transformers(pair: str, script: str, what: Any) -> list[list[int]]:
+    """What a script of this folder makes of a specification with a pair's target, kept in the cache by everything it
+    depends on."""
     model = models(pair) / "target"
-    spec = json.dumps({"prompts": list(asked), "tokens": tokens})
-    key = hashlib.sha256(f"{model}\n{(HERE / 'greedy.py').read_text()}\n{spec}".encode()).hexdigest()[:16]
+    spec = json.dumps(what)
+    key = hashlib.sha256(f"{model}\n{(HERE / script).read_text()}\n{spec}".encode()).hexdigest()[:16]
     cached = models(pair).parent / "greedy" / f"{key}.json"
     if not cached.exists():
         cached.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cached.parent) as folder:
             Path(folder, "spec.json").write_text(spec)
             subprocess.run(
-                [python(), HERE / "greedy.py", model, Path(folder, "spec.json"), Path(folder, "out.json")],
+                [python(), HERE / script, model, Path(folder, "spec.json"), Path(folder, "out.json")],
                 check=True,
                 env=environment(),
                 capture_output=True,

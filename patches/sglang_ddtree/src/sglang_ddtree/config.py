@@ -180,6 +180,11 @@ _ARGUMENTS: tuple[tuple[str, Any, str], ...] = (
         None,
         "DDTree needs the whole draft cache; remove --speculative-draft-window-size",
     ),
+    (
+        "enable_custom_logit_processor",
+        False,
+        "a custom logit processor sees a request, not a node's path; remove --enable-custom-logit-processor",
+    ),
     ("enable_unified_memory", False, "the unified memory pool cannot move KV slots; remove --enable-unified-memory"),
     ("enable_page_major_kv_layout", False, "DDTree is not proven with it; remove --enable-page-major-kv-layout"),
     ("enable_hisparse", False, "DDTree is not proven with HiSparse; remove --enable-hisparse"),

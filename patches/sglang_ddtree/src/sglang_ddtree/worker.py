@@ -28,6 +28,7 @@ from sglang_ddtree import selfcheck
 from sglang_ddtree.config import TAIL_ENV, Config, Refused
 from sglang_ddtree.metrics import Metrics
 from sglang_ddtree.ops import TreeOps, select_ops
+from sglang_ddtree.penalties import Penalties, adjust, read_terms, wanted
 from sglang_ddtree.plugin import settings
 from sglang_ddtree.sampling import target_tokens
 from sglang_ddtree.tree import Accepted, Opening, Tree
@@ -72,6 +73,7 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
         self.tree_metrics = Metrics(config, export, str(self.device))
         self.vocab_size = int(self.model_runner.model_config.vocab_size)
         self.candidates = min(config.budget, self.vocab_size)
+        self._penalties: Penalties | None = None  # until a request asks for some
         if self._target_tp_rank == 0:
             logger.info("DDTREE budget=%d block=%d ops=%s", config.budget, config.block, type(self.ops).__name__)
 
@@ -160,7 +162,12 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
             or batch.forward_mode.is_idle()
             or batch.spec_info is None
         ):
+            penalties = self._penalties_for(batch) if batch.reqs else None
+            if penalties is not None:
+                penalties.begin(batch)
             result = super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
+            if penalties is not None:
+                penalties.count(batch.req_pool_indices, result.next_token_ids.view(-1, 1))
             if result.speculative_num_draft_tokens is not None:
                 result.speculative_num_draft_tokens = self.config.window
             return result
@@ -209,6 +216,19 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
             indexer_topk_output=target_out.indexer_topk_output,
         )
 
+    def _can_skip_verify_logits(self, batch: Any, sampling_info: Any) -> bool:
+        """Stock DFlash looks for penalties where 0.5.23 no longer keeps them, and so finds none."""
+        return not wanted(sampling_info) and bool(super()._can_skip_verify_logits(batch, sampling_info))
+
+    def _penalties_for(self, batch: Any) -> Penalties | None:
+        """The counts, if a request of the batch has penalties."""
+        if not wanted(batch.sampling_info):
+            return None
+        if self._penalties is None:
+            slots = self.model_runner.req_to_token_pool.req_to_token.shape[0]
+            self._penalties = Penalties(slots, self.vocab_size, str(self.device))
+        return self._penalties
+
     def _finish(
         self,
         batch: Any,
@@ -223,6 +243,9 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
         prefix = batch.seq_lens
         predicted = self._predict(batch, logits_output, tree, grammar_tree, grammar_barrier)
         accepted = self.ops.walk(tree, predicted.view(tree.tokens.shape), prefix, steps=self.config.steps)
+        penalties = self._penalties_for(batch)
+        if penalties is not None:
+            penalties.count(batch.req_pool_indices, accepted.out_tokens, accepted.commit_lens)
         if batch.return_logprob:
             compute_spec_logprobs(batch, logits_output, predicted.view(-1), accept_index=self._visited(accepted))
         # before the new lengths are published: then the scheduler may hand a finished request's slots to another
@@ -377,10 +400,11 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
                 logits_output.next_token_logits = processor.finish_deferred_gather(logits_output.next_token_logits)
         if predicted is None:
             logits = logits_output.next_token_logits
-            if sampling is not None:
-                stock.apply_dflash_verify_logits_adjustments(
-                    next_token_logits=logits, sampling_info=sampling, draft_token_num=self.config.width
-                )
+            penalties = self._penalties_for(batch)
+            if penalties is not None:
+                counts = penalties.counts(batch.req_pool_indices)
+                terms = read_terms(batch.reqs, self.vocab_size, str(self.device))
+                adjust(logits, counts, terms, tree.tokens, tree.parents, tree.positions, self.config.depth)
             if grammar_tree is not None:
                 mask = stock.build_grammar_vocab_mask(
                     reqs=batch.reqs,
@@ -391,6 +415,8 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
                 )
                 if mask is not None:
                     mask.apply(logits)
+            if sampling is not None and sampling.logit_bias is not None:  # after the grammar, as in plain decoding
+                logits.view(*tree.tokens.shape, -1).add_(sampling.logit_bias[:, None])
             predicted = target_tokens(logits, sampling, tree.positions.reshape(-1), self.config.width)
         self._tp_sync.sync(stock.SpecTpSyncSite.DFLASH_ACCEPT_GREEDY, predicted)
         return predicted

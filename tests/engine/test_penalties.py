@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+from functools import cache
 from typing import Any
 
 import pytest
 
 from engine.fleet import EOS, Fleet, Outcome, Scenario, engine, prompts, transformers
+from engine.mutations.make import MUST
 
 pytestmark = pytest.mark.engine
 TOKENS = 40
@@ -32,28 +34,33 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def rounds(count: int, seed: int) -> list[dict[str, Any]]:
-    """Every prompt with every kind, shuffled: batches are mixed. Twice: then every prefix is in the radix cache."""
+ASKED = prompts(6, seed=61)
+
+
+def rounds(seed: int, spread: float = 1.0) -> list[dict[str, Any]]:
+    """Every prompt with every kind, shuffled: batches are mixed. Twice: then every prefix is in the radix cache.
+    Requests arrive over ``spread`` seconds."""
     rng = random.Random(seed)
-    asked = [(ids, params) for ids in prompts(count, seed) for params in KINDS.values()]
+    asked = [(ids, params) for ids in ASKED for params in KINDS.values()]
     out = []
     for _ in range(2):
         rng.shuffle(asked)
         params = {"temperature": 0, "max_new_tokens": TOKENS}
         out.append(
-            {"requests": [{"ids": i, "params": params | p, "delay": round(rng.random(), 3)} for i, p in asked]}
+            {"requests": [{"ids": i, "params": params | p, "delay": round(spread * rng.random(), 3)} for i, p in asked]}
         )
     return out
 
 
-ROUNDS = rounds(7, seed=61)
+# Only plain decoding with overlap scheduling has a defined order, but there SGLang counts one step late; without, it
+# adds and scales in the order of a Python set of classes. So plain is asked only where the order is no matter.
+ORDERED = ("liked", "all")
+ROUNDS = rounds(seed=61)
 TREE = {"speculative_ddtree_budget": 15}
 PLAIN = Scenario.make("penalties-plain", engine(None, disable_overlap_schedule=True), ROUNDS)
 TREES = [
     Scenario.make("penalties-p1-overlap", engine("DDTREE", **TREE), ROUNDS),
-    Scenario.make(
-        "penalties-p16-sync", engine("DDTREE", **TREE, page_size=16, disable_overlap_schedule=True), ROUNDS
-    ),
+    Scenario.make("penalties-p16-sync", engine("DDTREE", **TREE, page_size=16, disable_overlap_schedule=True), ROUNDS),
     Scenario.make(
         "penalties-p16-mixed",
         engine("DDTREE", **TREE, page_size=16, enable_mixed_chunk=True, chunked_prefill_size=32),
@@ -61,32 +68,51 @@ TREES = [
     ),
     Scenario.make(
         "penalties-retraction",
-        engine("DDTREE", speculative_ddtree_budget=31, max_total_tokens=700, schedule_conservativeness=0.3),
-        ROUNDS,
+        engine("DDTREE", speculative_ddtree_budget=31, max_total_tokens=640, schedule_conservativeness=0.3),
+        rounds(seed=62, spread=0.0),
     ),
 ]
 
 
-def differing(outcome: Outcome) -> dict[str, int]:
+@cache
+def expected() -> dict[str, list[int]]:
+    """Transformers' text by prompt and penalties."""
+    spec = [
+        {"ids": ids, "params": params, "ends": [EOS, *params.get("stop_token_ids", [])], "tokens": TOKENS}
+        for ids in ASKED
+        for params in KINDS.values()
+    ]
+    texts = transformers("tiny", "penalised.py", spec)
+    return {json.dumps([s["ids"], s["params"]]): text for s, text in zip(spec, texts, strict=True)}
+
+
+def differing(scenario: Scenario, outcome: Outcome) -> dict[str, int]:
     """Answers that are not what Transformers writes, by kind."""
     assert outcome.answers is not None, outcome.log[-4000:]
     names = {json.dumps(params): name for name, params in KINDS.items()}
     wrong = dict.fromkeys(KINDS, 0)
-    for block, answers in zip(ROUNDS, outcome.answers["rounds"], strict=True):
-        spec = []
-        for request in block["requests"]:
+    for block, answers in zip(map(json.loads, scenario.rounds), outcome.answers["rounds"], strict=True):
+        for request, answer in zip(block["requests"], answers, strict=True):
             params = {k: v for k, v in request["params"].items() if k not in ("temperature", "max_new_tokens")}
-            ends = [EOS, *params.get("stop_token_ids", [])]
-            spec.append({"ids": request["ids"], "params": params, "ends": ends, "tokens": TOKENS})
-        for asked, answer, want in zip(spec, answers, transformers("tiny", "penalised.py", spec), strict=True):
-            wrong[names[json.dumps(asked["params"])]] += answer["ids"] != want
+            wrong[names[json.dumps(params)]] += answer["ids"] != expected()[json.dumps([request["ids"], params])]
     return {name: count for name, count in wrong.items() if count}
+
+
+FAULTY = [
+    Scenario.make(fault, engine("DDTREE", **TREE), ROUNDS[:1], fault=fault)
+    for fault, must in MUST.items()
+    if must == "penalised"
+]
+CHANGED = {"early-end": {"minimum", "all"}}  # by a fault; else what is counted
 
 
 @pytest.mark.parametrize("scenario", [PLAIN, *TREES], ids=lambda s: s.name)
 def test_penalised_text_equals_transformers(fleet: Fleet, scenario: Scenario) -> None:
     outcome = fleet.outcome(scenario)
-    assert not differing(outcome)
+    wrong = differing(scenario, outcome)
+    if scenario is PLAIN:
+        wrong = {name: count for name, count in wrong.items() if name not in ORDERED}
+    assert not wrong
     assert outcome.answers is not None
     if scenario.name.endswith("retraction"):
         assert "Retract requests" in outcome.log, "no request was retracted"
@@ -95,3 +121,11 @@ def test_penalised_text_equals_transformers(fleet: Fleet, scenario: Scenario) ->
         assert sum(m["spec_num_correct_drafts"] for m in metas) > len(metas), "the tree was hardly used"
         assert any(m["cached_tokens"] for m in metas), "no prefix was found in the radix cache"
         assert outcome.answers["flushed"]
+
+
+@pytest.mark.parametrize("scenario", FAULTY, ids=lambda s: s.name)
+def test_a_fault_shows_where_it_counts(fleet: Fleet, scenario: Scenario) -> None:
+    wrong = set(differing(scenario, fleet.outcome(scenario)))
+    may = CHANGED.get(scenario.fault, {"frequency", "presence", "repetition", "liked", "all"})
+    assert wrong
+    assert wrong <= may

@@ -102,6 +102,49 @@ FAULTS: dict[str, tuple[str, tuple[Edit, ...]]] = {
             ),
         ),
     ),
+    "path-uncounted": (
+        "A fault for tests: penalties do not know of the drafts on a node's path.",
+        (
+            (
+                "penalties.py",
+                "        total = counts.gather(1, path.view(batch, -1)).view_as(path) + seen\n",
+                "        total = counts.gather(1, path.view(batch, -1)).view_as(path) + seen * 0\n",
+            ),
+        ),
+    ),
+    "root-twice": (
+        "A fault for tests: penalties count the root as output and once more as part of the path.",
+        (
+            (
+                "penalties.py",
+                "        total = counts.gather(1, path.view(batch, -1)).view_as(path) + seen\n",
+                "        total = counts.gather(1, path.view(batch, -1)).view_as(path) + seen + (path == tokens[:, :1, None])\n",
+            ),
+        ),
+    ),
+    "counts-late": (
+        "A fault for tests: the counts of a step arrive one step late, as SGLang's do with overlap scheduling.",
+        (
+            (
+                "worker.py",
+                "            penalties.count(batch.req_pool_indices, accepted.out_tokens, accepted.commit_lens)\n",
+                "            late = getattr(self, '_late', None)\n"
+                "            self._late = (batch.req_pool_indices, accepted.out_tokens, accepted.commit_lens)\n"
+                "            if late is not None:\n"
+                "                penalties.count(*late)\n",
+            ),
+        ),
+    ),
+    "early-end": (
+        "A fault for tests: a text may end one token before its minimum.",
+        (
+            (
+                "penalties.py",
+                "        output = positions - terms.prompt[:, None] + 1 ",
+                "        output = positions - terms.prompt[:, None] + 2 ",
+            ),
+        ),
+    ),
     "dump-kv": (
         "No fault: writes the KV of a request after each of its steps, for test_kv.py.",
         (
@@ -141,7 +184,8 @@ FAULTS: dict[str, tuple[str, tuple[Edit, ...]]] = {
         ),
     ),
 }
-# what a fault must come to: refused by the start-up check; another text; the same text with fewer accepted drafts
+# what a fault must come to: refused by the start-up check; another text, always or under penalties (which then differ is
+# in test_penalties.py); the same text with fewer accepted drafts
 MUST = {
     "causal-mask": "refused",
     "no-grandparents": "refused",
@@ -150,6 +194,10 @@ MUST = {
     "no-move": "text",
     "wrong-slot": "text",
     "draft-positions": "slower",
+    "path-uncounted": "penalised",
+    "root-twice": "penalised",
+    "counts-late": "penalised",
+    "early-end": "penalised",
 }
 DEMO = {"wrong-mask": "causal-mask", "wrong-move": "wrong-slot"}
 

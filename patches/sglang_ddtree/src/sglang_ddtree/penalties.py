@@ -22,8 +22,8 @@ import torch
 class Terms:
     """What the requests of a batch ask for. frequency, presence, repetition float32 [bs]; minimum (tokens of the output
     before a text may end) and prompt (its length) int64 [bs]; stops int64 [bs, n]: what ends a text, filled up with
-    any of them. ``scaled``: rows with a repetition penalty, and it; ``added``, ``held``: whether any row has an additive
-    penalty, a minimum."""
+    any of them. ``scaled``: rows with a repetition penalty, and it; ``added``, ``held``: whether any row has
+    an additive penalty, a minimum."""
 
     frequency: torch.Tensor
     presence: torch.Tensor
@@ -210,9 +210,7 @@ class Penalties:
         change = -added(counts, terms)
         if terms.held:
             short = batch.seq_lens - terms.prompt < terms.minimum
-            change.scatter_(
-                1, terms.stops, change.gather(1, terms.stops).masked_fill_(short[:, None], float("-inf"))
-            )
+            change.scatter_(1, terms.stops, change.gather(1, terms.stops).masked_fill_(short[:, None], float("-inf")))
         sampling.acc_additive_penalties = change
         sampling.acc_scaling_penalties = (
             torch.where(counts > 0, terms.repetition[:, None], 1.0) if terms.scaled else None

@@ -124,6 +124,40 @@ def test_what_changes_nothing_about_a_rollout_does_not_stop_its_analysis(monkeyp
     assert sim.analyses.rested > before
 
 
+@pytest.mark.parametrize("end", ["abort", "a new spec"])
+def test_an_ended_canary_answers_for_as_long_as_nobody_else_does(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = Sim(monkeypatch, rollback={"progressDeadline": "60s"})
+    run(sim.until("Stable"))
+    before = sim.serves()
+    sim.edit(canary={"steps": [{"weight": 50}, {"pause": {}}, {"analysis": {}}]})
+    sim.retuned(15)
+    run(sim.until("Paused"))
+    sim.ill = lambda pod: before in pod
+    sim.kubelet()
+    if end == "abort":
+        command(sim, "abort")
+    else:
+        sim.retuned(16)
+    run(sim.until("Degraded"))
+    looks, look = 0, sim.look
+
+    async def counted() -> float:
+        nonlocal looks
+        looks += 1
+        return await look()
+
+    monkeypatch.setattr(sim, "look", counted)
+    run(sim.run(300))
+    assert sim.serves() == "both"
+    assert "stable: 0/2 engines ready" in sim.status["message"]
+    assert looks < 300
+    sim.ill = lambda pod: False
+    sim.kubelet()
+    run(sim.until("RolledBack"))
+    assert sim.serves() == before
+    assert not sim.outages
+
+
 def test_at_rest_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     for story in STORIES.values():
         sim = Sim(monkeypatch)

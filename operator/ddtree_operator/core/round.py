@@ -163,18 +163,16 @@ class Round:
         return False
 
     def sharing(self) -> bool:
-        """Whether a canary that has ended still has a share of the Service, or all of it, with engines that answer, for
-        a while: alone, a stable set with no ready engine would answer nobody.
+        """Whether a canary that has ended still has a share of the Service, or all of it, with engines that answer:
+        alone, a stable set with no ready engine would answer nobody, and the edges do not switch to one.
         """
         selector = self.seen.service_selector
         if selector is None or self.spec.replicas == 0:
             return False
         for revision in self.revisions.values():
             engines = self.engines_of(revision)
-            left = self.leaving(revision)
-            reached = selector in (self.shared(), self.only(revision))
-            if reached and left >= 0 and engines is not None and engines.ready:
-                self.wake_in(left)
+            ended = revision.blocked or revision.result == "superseded"
+            if ended and engines is not None and engines.ready and selector in (self.shared(), self.only(revision)):
                 return True
         return False
 

@@ -31,12 +31,17 @@ class Script:
     answers: Sequence[Pair] = (GOOD,)
     asked = 0
     fifth = asyncio.Event()  # set once five pairs were asked for
+    reached: Sequence[Sequence[str]] = ()  # addresses of baseline and canary in the newest run
+    live = None
 
     def __init__(self, *_: Any, start: int = 0, **__: Any) -> None:
         self.next = start
+        self.baseline_urls: list[str] = []
+        self.canary_urls: list[str] = []
 
     async def run(self, n: int) -> list[Pair]:
         await asyncio.sleep(0)
+        Script.reached = (self.baseline_urls, self.canary_urls)
         Script.asked += n
         if Script.asked >= 5:
             Script.fifth.set()
@@ -85,11 +90,11 @@ class Bench:
     def kept(self) -> Kept:
         return Kept(record.load(self.records[-1]), record.digest(self.records[-1]), 1000.0)
 
-    def begin(self, earlier: Kept | None = None) -> None:
+    def begin(self, earlier: Kept | None = None, canary: str = "c") -> None:
         if not self.analyses.known(KEY):
             self.analyses.adopt(KEY, self.policy, self.policy.max_pairs, self.checks, earlier)
         self.analyses.ensure(
-            KEY, prompts=[], baseline_urls=["b"], canary_urls=["c"], seed=1, concurrency=1, max_tokens=8,
+            KEY, prompts=[], baseline_urls=["b"], canary_urls=[canary], seed=1, concurrency=1, max_tokens=8,
             checks=self.checks,
         )  # fmt: skip
 
@@ -190,6 +195,18 @@ async def test_a_paused_rollout_is_sent_no_pairs_and_goes_on_where_it_was(script
     assert (await bench.over()).outcome == "pass"
     pairs = record.load(bench.records[-1]).pairs
     assert len(pairs) == evaluate(pairs, POLICY).pairs == 52
+
+
+@pytest.mark.asyncio
+async def test_pairs_go_to_the_engine_that_took_anothers_place(script):
+    script.answers = (EQUAL,)
+    bench = Bench()
+    bench.begin()
+    await asyncio.wait_for(script.fifth.wait(), 60)
+    assert script.reached == (["b"], ["c"])
+    bench.begin(canary="d")  # as each look does, with what is ready then
+    assert (await bench.over()).outcome == "pass"
+    assert script.reached == (["b"], ["d"])
 
 
 @pytest.mark.asyncio

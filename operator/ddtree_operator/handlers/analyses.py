@@ -57,6 +57,9 @@ class Running:
     seed: int = 0
     kept: dict[str, Any] = field(default_factory=dict)  # summary of the verdict that the record holds, with its digest
     checks: Checks = field(default_factory=Checks)
+    baseline_urls: list[str] = field(default_factory=list)  # these three: of engines that are ready now
+    canary_urls: list[str] = field(default_factory=list)
+    user_urls: list[str] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
 
     @property
@@ -198,10 +201,12 @@ class Analyses(Runs[Key, Running]):
         checks: list[PrometheusCheck],
         users: tuple[Wish, list[str]] | None = None,
     ) -> None:
-        """Have an adopted analysis running, unless it has ended. ``users``: users' prompts that are wished for, and
-        the engines which serve them."""
+        """Have an adopted analysis running, unless it has ended, with the engines that are ready now. ``users``: users'
+        prompts that are wished for, and the engines which serve them."""
         run = self._running[key]
         run.seed = seed
+        run.baseline_urls, run.canary_urls = baseline_urls, canary_urls
+        run.user_urls = users[1] if users else []
         run.checks.define(checks)
         if run.ended:
             return
@@ -225,6 +230,10 @@ class Analyses(Runs[Key, Running]):
     async def _work(self, key: Key, run: Running, runner: PairRunner, batch: int) -> None:
         try:
             while not run.ended:
+                # An engine that was replaced has another address.
+                runner.baseline_urls, runner.canary_urls = run.baseline_urls, run.canary_urls
+                if runner.live is not None:
+                    runner.live.urls = run.user_urls
                 new = await runner.run(max(1, min(batch, run.limit - len(run.pairs))))
                 for pair in new:
                     run.pairs.append(pair)

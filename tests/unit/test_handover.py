@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddtree_operator.api.names import LABEL_REVISION
+from ddtree_operator.core.facts import Problem
 from unit.world import World, first, stable
 
 pytestmark = pytest.mark.unit
@@ -106,3 +107,17 @@ def test_who_pauses_a_promotion_holds_it(by: str) -> None:
     world = world.ask("resume") if by == "ann" else world.edit(paused=False)
     world.until("Stable")
     assert world.status["stable"]["revision"] == world.status["revision"] != before
+
+
+def test_what_keeps_the_stable_set_from_serving_is_said() -> None:
+    world = stable()
+    world.service_problem = "Service m exists and does not belong to this resource; rename one of them"
+    world.until("Degraded")
+    assert world.status["message"] == world.service_problem
+    world.service_problem = ""
+    world.until("Stable")
+    world.sets.clear()  # and what is to come in its place is refused
+    world.start_seconds = 1e9
+    world.problems = (Problem("EnginesRefused", "the API server refused Deployment m-1 (webhook says no)"),)
+    world.until("Degraded")
+    assert world.status["message"] == f"stable: 0/1 engines ready; {world.problems[0].message}"

@@ -13,6 +13,7 @@ from ddtree_operator.core.actions import QUIET, Action, ApplyService, Attest, De
 from ddtree_operator.core.alarms import heed
 from ddtree_operator.core.commands import obey
 from ddtree_operator.core.facts import Observed, Revision
+from ddtree_operator.core.meanwhile import ENGINES_REFUSED
 from ddtree_operator.core.round import Round
 from ddtree_operator.core.units import clip, seconds
 from ddtree_operator.core.waiting import waiting_for
@@ -139,6 +140,10 @@ def _steady(r: Round, goal: Revision) -> None:
     if ready == 0 and r.spec.replicas > 0:
         r.report.phase = "Degraded"
         r.report.message = waiting_for("stable", engines, r.spec.replicas)
+        if refused := next((p.message for p in r.seen.problems if p.reason == ENGINES_REFUSED), ""):
+            r.report.message = clip(f"{r.report.message}; {refused}")
+    elif r.seen.service_problem:
+        r.report.phase, r.report.message = "Degraded", clip(r.seen.service_problem)
     elif r.seen.route is not None and r.seen.route.gives:
         r.report.phase = "Promoting"
         r.report.message = r.report.message or f"HTTPRoute {r.seen.route.name} is given back as it was written"

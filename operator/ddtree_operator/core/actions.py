@@ -71,6 +71,7 @@ class ApplyService:
 
     selector: dict[str, str]
     at: float
+    anyway: bool = False  # even from engines that answer to none: the time of those that answer is over
 
 
 @dataclass(frozen=True, slots=True)

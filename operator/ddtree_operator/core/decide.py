@@ -132,8 +132,7 @@ def _steady(r: Round, goal: Revision) -> None:
     if goal.result != "promoted":  # the Service was switched, but a crash kept the record from being written
         goal = r.save(goal, result="promoted", at=r.now, **rolling.promotion(goal))
     engines = r.have_engines(goal, r.spec.replicas)
-    if engines.ready or not r.sharing():
-        r.point_service(r.only(goal))
+    r.point_back(goal)
     gateway.leave(r)
     ready = len(engines.ready)
     r.report.built = ("True", "Built", goal.image)

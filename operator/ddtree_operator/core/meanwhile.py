@@ -47,6 +47,4 @@ def relieve(r: Round, revision: Revision, stable: Revision | None) -> None:
         return
     if selector.get(LABEL_REVISION) not in {None, *strangers}:
         return
-    serving = r.engines_of(stable)
-    if (serving is not None and serving.ready) or not r.sharing():
-        r.point_service(r.only(stable))
+    r.point_back(stable)

@@ -152,29 +152,42 @@ class Round:
         """Selector of every serving pod: stable and canary share by number of replicas."""
         return {LABEL_DEPLOYMENT: self.name, LABEL_POOL: "serving"}
 
-    def point_service(self, selector: dict[str, str]) -> bool:
+    def point_service(self, selector: dict[str, str], *, anyway: bool = False) -> bool:
         """Ask for this selector; True when it is already so. A Service of somebody else's is left alone."""
         if self.seen.service_selector == selector:
             return True
         if self.seen.service_problem:
             return False
         self.actions = [a for a in self.actions if not isinstance(a, ApplyService)]
-        self.actions.append(ApplyService(selector=selector, at=self.now))
+        self.actions.append(ApplyService(selector=selector, at=self.now, anyway=anyway))
         return False
 
-    def sharing(self) -> bool:
-        """Whether a canary that has ended still has a share of the Service, or all of it, with engines that answer:
-        alone, a stable set with no ready engine would answer nobody, and the edges do not switch to one.
+    def point_back(self, stable: Revision) -> None:
+        """Give the Service to the stable set alone. A canary that has ended keeps what it has of it, with engines that
+        answer, while that set has no ready engine: for a while, since an end at weight 0 was asked for.
+        """
+        serving = self.engines_of(stable)
+        left = self._sharing() if serving is None or not serving.ready else None
+        if left is not None and left >= 0:
+            self.wake_in(left)
+        else:
+            self.point_service(self.only(stable), anyway=left is not None)
+
+    def _sharing(self) -> float | None:
+        """Seconds for which a canary that has ended may go on answering alone; below 0 when that time is over, None
+        when there is none that could.
         """
         selector = self.seen.service_selector
         if selector is None or self.spec.replicas == 0:
-            return False
+            return None
+        found = None
         for revision in self.revisions.values():
             engines = self.engines_of(revision)
             ended = revision.blocked or revision.result == "superseded"
             if ended and engines is not None and engines.ready and selector in (self.shared(), self.only(revision)):
-                return True
-        return False
+                left = self.leaving(revision)
+                found = left if found is None else max(found, left)
+        return found
 
     # time ----------------------------------------------------------------------------------------------------------
 

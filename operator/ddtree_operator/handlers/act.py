@@ -177,7 +177,8 @@ class Actor:
         live = await self._kube.get(SERVICE, meta["namespace"], meta["name"])
         if live is None or not belongs(live, meta["uid"]):
             return  # somebody else's: the next look says so
-        await self._check_switch(view, live["spec"].get("selector") or {}, action.selector)
+        if not action.anyway:
+            await self._check_switch(view, live["spec"].get("selector") or {}, action.selector)
         gone = {k: None for k in (live["spec"].get("selector") or {}) if k not in action.selector}
         body = {
             "metadata": {"annotations": {manifests.ANNOTATION_SWITCHED_AT: at}},

@@ -13,6 +13,7 @@ import urllib.request
 URL = os.environ["TARGET"] + "/generate"
 PROMPTS = json.loads(os.environ["PROMPTS"])
 EVERY = float(os.environ.get("EVERY", "1.0"))
+PATIENCE = float(os.environ.get("PATIENCE", "120"))  # seconds for one request
 TOKENS = int(os.environ.get("TOKENS", "8"))
 stop = False
 
@@ -27,7 +28,7 @@ def ask(prompt: str) -> str:
     body = {"text": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": TOKENS}}
     request = urllib.request.Request(URL, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=120) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return "" if "text" in json.load(answer) else "an answer without text"
     except Exception as error:
         return f"{type(error).__name__}: {error}"

@@ -53,6 +53,9 @@ class Analyses:
     def ensure(self, key: Any, **_: Any) -> None:
         """Nothing to run."""
 
+    def there(self, namespace: str, name: str, urls: Any) -> None:
+        """Nothing runs."""
+
     def rest(self, namespace: str, name: str) -> None:
         self.rested += any(self.fact(key).outcome == "notYet" for key in self._since)  # type: ignore[union-attr]
 
@@ -79,6 +82,9 @@ class Watches:
     def begin(self, key: Any, watch: Any, *_: Any) -> None:
         self._epochs = {key: watch.epoch}
         self.begun.append(key)
+
+    def there(self, namespace: str, name: str, urls: Any) -> None:
+        """Nothing runs."""
 
     def reach(self, key: Any, urls: Any) -> None:
         """Nothing to reach."""

@@ -27,6 +27,10 @@ class Client:
         """What went wrong, in the client's words."""
         return [str(e["error"]) for e in self._log() if "error" in e]
 
+    def failures(self) -> list[tuple[float, float]]:
+        """Begin (epoch) and length in seconds of each request that failed."""
+        return [(float(str(e["at"])), float(str(e["seconds"]))) for e in self._log() if "error" in e]
+
     def more(self, requests: int) -> None:
         """Wait until so many further requests were answered."""
         before, _ = self.counts()
@@ -38,14 +42,22 @@ class Client:
 
 
 def start_client(
-    operator: Installed, namespace: str, name: str, every: float = 0.1, tokens: int = 4, target: str = ""
+    operator: Installed,
+    namespace: str,
+    name: str,
+    every: float = 0.1,
+    tokens: int = 4,
+    target: str = "",
+    patience: float = 120,
+    node: str = "",
 ) -> Client:
-    """Start it against the Service of a resource, or another address."""
+    """Start it against the Service of a resource, or another address; on a node, where one is named."""
     service = operator.reader.get(f"/api/v1/namespaces/{namespace}/services/{name}")
     assert service is not None, f"there is no Service {name}"
     target = target or f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
     prompts = [f"Tell me about number {i}." for i in range(20)]
     env = {"TARGET": target, "PROMPTS": json.dumps(prompts), "EVERY": str(every), "TOKENS": str(tokens)}
+    env["PATIENCE"] = str(patience)
     script = (ROOT / "dev/demo/client.py").read_text()
     security = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
     container = {
@@ -59,7 +71,8 @@ def start_client(
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": "client"},
-        "spec": {"restartPolicy": "Never", "securityContext": security, "containers": [container]},
+        "spec": {"restartPolicy": "Never", "securityContext": security, "containers": [container]}
+        | ({"nodeName": node} if node else {}),
     }
     api = operator.api(namespace)
     api.kubectl("apply", "-f", "-", stdin=json.dumps(pod))

@@ -38,11 +38,14 @@ WHEELHOUSE = os.environ.get("DDTREE_WHEELHOUSE", "http://10.88.0.1:8081")
 IMAGES = ("operator", "simengine", "buildkit", "base-python")
 
 
-def cluster_env() -> dict[str, str]:
-    """Environment for the cluster's tools: $KUBECONFIG's cluster, else the dev cluster, started when it is not up."""
+def cluster_env(own: str = "") -> dict[str, str]:
+    """Environment for the cluster's tools: $KUBECONFIG's cluster, else the dev cluster, started when it is not up.
+
+    ``own``: the dev cluster of that name beside it.
+    """
     env = dict(os.environ)
-    if "KUBECONFIG" not in env:
-        env = using.environment("it")
+    if own or "KUBECONFIG" not in env:
+        env = using.environment(own or "it", own=bool(own))
     assert env.get("DDTREE_REGISTRY"), (
         "with KUBECONFIG, DDTREE_REGISTRY has to name a registry that the nodes pull from"
     )
@@ -91,9 +94,9 @@ def chart_values(env: dict[str, str], images: dict[str, str]) -> dict[str, Any]:
 
 
 @contextmanager
-def installed() -> Iterator[Installed]:
-    """The operator, installed; gone afterwards, with everything that was made for it."""
-    env = cluster_env()
+def installed(own: str = "") -> Iterator[Installed]:
+    """The operator, installed; gone afterwards, with everything that was made for it. ``own``: see cluster_env."""
+    env = cluster_env(own)
     images = build_images(env)
     made = Installed(env, images, put_wheel(), Reader(env["KUBECONFIG"]))
     api = made.api(SYSTEM)

@@ -10,12 +10,13 @@ from pathlib import Path
 TOOL = Path(__file__).resolve().parents[1] / "cluster"
 
 
-def environment(name: str) -> dict[str, str]:
-    """This process's, with what ``cluster env`` says of $DDTREE_CLUSTER, else of ``name``; started when it is not up.
+def environment(name: str, *, own: bool = False) -> dict[str, str]:
+    """This process's, with what ``cluster env`` says of $DDTREE_CLUSTER, else (or if ``own``) of ``name``; started when
+    it is not up.
 
     Raises subprocess.CalledProcessError when it does not start.
     """
-    env = os.environ | {"DDTREE_CLUSTER": os.environ.get("DDTREE_CLUSTER") or name}
+    env = os.environ | {"DDTREE_CLUSTER": (not own and os.environ.get("DDTREE_CLUSTER")) or name}
     subprocess.run([TOOL, "up"], env=env, check=True, stdout=subprocess.DEVNULL)
     told = subprocess.run([TOOL, "env"], env=env, check=True, capture_output=True, text=True).stdout
     for line in told.splitlines():

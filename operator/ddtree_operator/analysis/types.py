@@ -22,6 +22,7 @@ class Sample:
     top2_gaps: tuple[float, ...] = ()  # log-prob gap of the two best tokens per output position, when asked for
     error: str | None = None
     proposed_drafts: int = 0  # as the engine counts them; 0 when it does not say
+    unreached: str = field(default="", compare=False)  # base URL that gave no HTTP answer at all; not recorded
 
     @property
     def accept_length(self) -> float:

@@ -16,7 +16,7 @@ from ddtree_operator.core.facts import Observed, Revision
 from ddtree_operator.core.meanwhile import ENGINES_REFUSED
 from ddtree_operator.core.round import Round
 from ddtree_operator.core.units import clip, seconds
-from ddtree_operator.core.waiting import waiting_for
+from ddtree_operator.core.waiting import lost_node, waiting_for
 from ddtree_operator.core.watch import watch
 
 
@@ -149,6 +149,9 @@ def _steady(r: Round, goal: Revision) -> None:
     else:
         r.report.phase = "Stable"
         r.report.message = f"revision {goal.number} serves with {ready}/{r.spec.replicas} engines ready"
+        lost = lost_node(engines)
+        if lost and ready < r.spec.replicas:
+            r.report.message = clip(f"{r.report.message}; {lost}")
 
 
 def _restore(r: Round, goal: Revision, serving: Revision | None) -> None:

@@ -23,6 +23,7 @@ class PodFact:
     message: str = ""  # what the kubelet or the scheduler says about it
     exit_message: str = ""  # tail of the last exit's log, "" when it never exited
     exit_code: int | None = None
+    lost: str = ""  # what is wrong with its node, which does not report any more; "" while it does
 
 
 @dataclass(frozen=True, slots=True)

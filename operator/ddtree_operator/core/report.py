@@ -9,9 +9,10 @@ from ddtree_operator.api.names import LABEL_DEPLOYMENT, LABEL_POOL, NODES_SHOWN
 from ddtree_operator.api.status import Phase
 from ddtree_operator.core import gateway
 from ddtree_operator.core.actions import Action, Emit
-from ddtree_operator.core.facts import Revision
+from ddtree_operator.core.facts import EngineSet, Revision
 from ddtree_operator.core.round import Round
 from ddtree_operator.core.units import clip, iso
+from ddtree_operator.core.waiting import lost_node
 
 HISTORY = 20  # entries kept in status
 LOG_SHOWN = 2  # entries of the log of past revisions; the wanted one's is shown whole
@@ -23,6 +24,7 @@ _QUIET: dict[str, set[str]] = {
     "Valid": set(),
     "Placed": set(),
     "Routed": {"NotInForce", "Edited"},
+    "Ready": {"EnginesNotReady"},
     "Built": {"Building", "BuildFailed"},
     "Progressing": {str(p) for p in Phase if p is not Phase.DEGRADED},
 }
@@ -150,12 +152,7 @@ def status(
         valid,
         condition("Built", *(_kept_build(wanted) or rep.built)),
         condition("Placed", *(_as_before(rep.placed, old) if stands else rep.placed)),
-        condition(
-            "Ready",
-            "True" if ready and ready >= r.spec.replicas else "False",
-            "EnginesReady" if ready and ready >= r.spec.replicas else "EnginesNotReady",
-            f"{ready}/{r.spec.replicas} engines ready",
-        ),
+        condition("Ready", *_ready(engines, r.spec.replicas)),
         condition("Progressing", progressing, rep.obstacle or rep.phase, rep.message if told else ""),
         condition("Verdict", *verdict),
     ]
@@ -213,6 +210,15 @@ def status(
         who = {"verb": str(request.verb), "by": request.by} if request and request.id == wanted.handled else {}
         out["lastAction"] = {"id": wanted.handled, "result": wanted.handled_note, **who}
     return out
+
+
+def _ready(engines: EngineSet | None, replicas: int) -> tuple[str, str, str]:
+    ready = len(engines.ready) if engines else 0
+    text = f"{ready}/{replicas} engines ready"
+    if ready and ready >= replicas:
+        return "True", "EnginesReady", text
+    lost = lost_node(engines) if engines else ""
+    return ("False", "NodeLost", f"{text}; {lost}") if lost else ("False", "EnginesNotReady", text)
 
 
 def _pinned(rev: Revision) -> list[str]:

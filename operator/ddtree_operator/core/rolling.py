@@ -248,6 +248,8 @@ def _weight(steps: list[Step], index: int) -> int:
 def _crashed(r: Round, revision: Revision, engines: EngineSet, who: str) -> bool:
     """Roll back for an engine that refuses to serve or keeps crashing, in its own words."""
     for pod in engines.pods:
+        if pod.lost:
+            continue
         said = refusal(pod.exit_message)
         if said:
             roll_back(r, revision, f"the {who} engine refused to serve: {said}", "engine")

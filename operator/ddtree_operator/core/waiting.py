@@ -19,9 +19,21 @@ def obstacle(engines: EngineSet) -> tuple[str, str] | None:
     if engines.failure:
         reason = "QuotaExceeded" if "exceeded quota" in engines.failure else "PodsRefused"
         return reason, clip(engines.failure, 300)
+    lost, other = lost_node(engines), _obstacle_of_pods(engines)
+    if lost:
+        return "NodeLost", f"{lost}; {other[1]}" if other else lost
+    return other
+
+
+def lost_node(engines: EngineSet) -> str:
+    """What is wrong with a node that had one of these engines; "" while all report."""
+    return next((p.lost for p in engines.pods if p.lost), "")
+
+
+def _obstacle_of_pods(engines: EngineSet) -> tuple[str, str] | None:
     for pod in engines.pods:
         line = error_line(pod.exit_message)
-        if pod.ready or pod.deleting:
+        if pod.ready or pod.deleting or pod.lost:
             continue
         if pod.restarts and line:
             return "EngineCrashed", f"restarted {pod.restarts} times: {clip(line, 300)}"

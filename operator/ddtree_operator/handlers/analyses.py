@@ -22,6 +22,7 @@ from ddtree_operator.api.spec import PrometheusCheck
 from ddtree_operator.core.facts import AnalysisFact
 from ddtree_operator.handlers.checks import Checks
 from ddtree_operator.handlers.runs import Runs
+from ddtree_operator.probe.http import answers
 from ddtree_operator.probe.live import LiveTraffic, Wish
 from ddtree_operator.probe.runner import PairRunner
 
@@ -29,6 +30,7 @@ log = logging.getLogger("ddtree.analysis")
 
 Key = tuple[str, str, str, int, int]  # namespace, name, revision, attempt, step
 SAVE_EVERY = 10  # pairs between two checkpoints of a record
+DOUBT = 1.0  # seconds between two looks whether an engine that gave no answer is there
 QUIET = 5.0  # seconds between two looks for users' prompts when there were none
 
 
@@ -61,6 +63,7 @@ class Running:
     canary_urls: list[str] = field(default_factory=list)
     user_urls: list[str] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
+    engines: frozenset[str] = frozenset()  # addresses of those that are being asked
 
     @property
     def ended(self) -> bool:
@@ -232,9 +235,11 @@ class Analyses(Runs[Key, Running]):
             while not run.ended:
                 # An engine that was replaced has another address.
                 runner.baseline_urls, runner.canary_urls = run.baseline_urls, run.canary_urls
+                run.engines = frozenset([*run.baseline_urls, *run.canary_urls])
                 if runner.live is not None:
                     runner.live.urls = run.user_urls
                 new = await runner.run(max(1, min(batch, run.limit - len(run.pairs))))
+                await self._doubt(run, new)
                 for pair in new:
                     run.pairs.append(pair)
                     run.tally.add(pair)
@@ -259,6 +264,25 @@ class Analyses(Runs[Key, Running]):
             log.warning("analysis %s stopped and will be started again: %s", key, error)
             run.error = f"the analysis was interrupted and goes on: {error}"
         self._wake(key[0], key[1])
+
+    async def _doubt(self, run: Running, new: list[Pair]) -> None:
+        """Wait until every engine that gave no answer at all answers again: then it was the engine that failed, and it
+        counts. If its pod or its node went, ``there`` ends this, and those pairs are sent again.
+        """
+        for url in dict.fromkeys(s.unreached for pair in new for s in (pair.baseline, pair.canary) if s.unreached):
+            while not await answers(self._session, url):
+                run.quiet = f"{url} does not answer; what was asked of it counts once it does"
+                await asyncio.sleep(DOUBT)
+
+    def there(self, namespace: str, name: str, urls: frozenset[str]) -> None:
+        """The addresses of a resource's engines that are still there, ready or not. What is asked of others is dropped:
+        that a pod or its node is gone says nothing of the engine. ``ensure`` goes on with those that are ready.
+        """
+        for run in (self._running[k] for k in self._running if k[:2] == (namespace, name)):
+            if run.task is not None and not run.task.done() and not run.engines <= urls:
+                run.task.cancel()
+                run.task = None
+                run.quiet = ""
 
     @staticmethod
     def _stuck(run: Running) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -27,7 +28,7 @@ from ddtree_operator.handlers.analyses import Analyses, Key
 from ddtree_operator.handlers.builds import Builds, Order, silent
 from ddtree_operator.handlers.errands import StillOutError
 from ddtree_operator.handlers.keeping import Keeping
-from ddtree_operator.handlers.kube import CONFIG_MAP, DEPLOYMENT, POD, REVISION, SERVICE, Kube, Object
+from ddtree_operator.handlers.kube import CONFIG_MAP, DEPLOYMENT, NODE, POD, REVISION, SERVICE, ApiError, Kube, Object
 from ddtree_operator.handlers.memory import from_object
 from ddtree_operator.handlers.neighbours import Neighbours
 from ddtree_operator.handlers.outlooks import Outlooks, pace_of
@@ -95,6 +96,7 @@ class Observer:
             self._kube.list(SERVICE, namespace, mine),
         )
         uid = meta["uid"]
+        lost = await self._lost(pods)
         service = next((s for s in services if s["metadata"]["name"] == name), None)
         if service is None:  # none, or somebody else's
             service = await self._kube.get(SERVICE, namespace, name)
@@ -121,7 +123,7 @@ class Observer:
         if view.spec is not None:
             wanted = next((r for r in known if r.hash == revisions.revision_hash(view.spec)), None)
             if wanted is not None and not wanted.blocked and wanted.result != "promoted":
-                sets = read.engine_sets(deployments, pods)
+                sets = read.engine_sets(deployments, pods, lost)
                 build, placement, found = await self._rollout(view, wanted, known, selector, sets, namespace, pods)
                 problems += found
                 way_back = await self._way_back(view, wanted, known, selector, sets)
@@ -139,7 +141,7 @@ class Observer:
         route = await self._routes.look(view.spec, resource, beside)
         view.observed = Observed(
             revisions=known,
-            sets=await self._with_last_words(read.engine_sets(deployments, pods), pods, namespace),
+            sets=await self._with_last_words(read.engine_sets(deployments, pods, lost), pods, namespace),
             service_selector=selector,
             switched_at=switched_at,
             service_problem=service_problem,
@@ -158,6 +160,15 @@ class Observer:
         )
         return view
 
+    async def _lost(self, pods: list[Object]) -> dict[str, str]:
+        """Nodes of these pods that do not report any more, and what to say of each."""
+        names = {p["spec"]["nodeName"] for p in pods if read.is_silent(p) and p.get("spec", {}).get("nodeName")}
+        out: dict[str, str] = {}
+        for name in sorted(names):
+            with suppress(ApiError):  # no right to read it
+                out[name] = read.silence(name, await self._kube.get(NODE, "", name))
+        return out
+
     async def _with_last_words(
         self, sets: tuple[EngineSet, ...], pods: list[Object], namespace: str
     ) -> tuple[EngineSet, ...]:
@@ -167,7 +178,7 @@ class Observer:
         for engines in sets:
             facts = []
             for pod in engines.pods:
-                if pod.exit_code and not pod.ready:
+                if pod.exit_code and not pod.ready and not pod.lost:
                     key = (namespace, pod.name, pod.restarts)
                     if not self._last_words.get(key):  # asked again where there was none: a container may just change
                         log = await self._kube.log(

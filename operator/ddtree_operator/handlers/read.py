@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
@@ -11,6 +13,7 @@ from ddtree_operator.api.actions import ActionRequest
 from ddtree_operator.api.names import (
     ANNOTATION_ACTION,
     ENGINE_CONTAINER,
+    ENGINE_PORT,
     FIELD_MANAGER,
     LABEL_MANAGED_BY,
     LABEL_REVISION,
@@ -27,8 +30,10 @@ Object = dict[str, Any]
 _CALM = {"ContainerCreating", "PodInitializing"}
 
 
-def engine_sets(deployments: list[Object], pods: list[Object]) -> tuple[EngineSet, ...]:
-    """Engine sets with their pods."""
+def engine_sets(
+    deployments: list[Object], pods: list[Object], lost: Mapping[str, str] = MappingProxyType({})
+) -> tuple[EngineSet, ...]:
+    """Engine sets with their pods. ``lost``: nodes that do not report, and what to say of each."""
     out = []
     for deployment in deployments:
         meta = deployment["metadata"]
@@ -42,7 +47,7 @@ def engine_sets(deployments: list[Object], pods: list[Object]) -> tuple[EngineSe
                 revision=meta["labels"].get(LABEL_REVISION, ""),
                 baseline=meta["labels"][LABEL_ROLE] == "baseline",
                 replicas=int(deployment["spec"].get("replicas", 1)),
-                pods=tuple(sorted((pod_fact(p) for p in mine), key=lambda p: p.name)),
+                pods=tuple(sorted((pod_fact(p, lost) for p in mine), key=lambda p: p.name)),
                 failure=_failure(deployment),
                 image=_image(deployment),
             )
@@ -68,7 +73,7 @@ def _failure(deployment: Object) -> str:
     return ""
 
 
-def pod_fact(pod: Object) -> PodFact:
+def pod_fact(pod: Object, lost: Mapping[str, str] = MappingProxyType({})) -> PodFact:
     """What matters of a pod."""
     meta, status = pod["metadata"], pod.get("status", {})
     conditions = {c.get("type"): c for c in status.get("conditions", [])}
@@ -98,7 +103,35 @@ def pod_fact(pod: Object) -> PodFact:
         message=clip(str(message), 400),
         exit_message=exit_message[-4000:],
         exit_code=ended.get("exitCode"),
+        lost=lost.get(pod.get("spec", {}).get("nodeName", ""), ""),
     )
+
+
+def is_silent(pod: Object) -> bool:
+    """True when the pod counts as not ready though the kubelet called its engine ready: so it is when the kubelet has
+    not been heard of for a while, and when a readiness gate is closed.
+    """
+    status = pod.get("status", {})
+    unready = any(c.get("type") == "Ready" and c.get("status") != "True" for c in status.get("conditions", []))
+    statuses = status.get("containerStatuses", [])
+    return unready and any(c.get("name") == ENGINE_CONTAINER and c.get("ready") for c in statuses)
+
+
+def silence(name: str, node: Object | None) -> str:
+    """What is wrong with a node that does not report; "" while it does."""
+    if node is None:
+        return f"node {name} is gone"
+    conditions = node.get("status", {}).get("conditions", [])
+    ready: Object = next((c for c in conditions if c.get("type") == "Ready"), {})
+    if ready.get("status") != "Unknown":
+        return ""
+    return f"node {name} does not answer, and counts as lost since {ready.get('lastTransitionTime', '')}"
+
+
+def addresses(sets: tuple[EngineSet, ...]) -> frozenset[str]:
+    """Base URLs of all engines that are there, ready or not."""
+    pods = (p for s in sets for p in s.pods if p.ip and not p.deleting and not p.lost)
+    return frozenset(f"http://{p.ip}:{ENGINE_PORT}" for p in pods)
 
 
 def is_running(pod: Object) -> bool:

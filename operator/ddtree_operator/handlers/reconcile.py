@@ -14,7 +14,7 @@ from ddtree_operator.core.actions import QUIET, Analyze, Emit, Watch
 from ddtree_operator.core.decide import decide
 from ddtree_operator.core.facts import Problem
 from ddtree_operator.core.meanwhile import ENGINES_REFUSED
-from ddtree_operator.handlers import logs, records
+from ddtree_operator.handlers import logs, read, records
 from ddtree_operator.handlers.act import Actor
 from ddtree_operator.handlers.analyses import Analyses, Key, Running
 from ddtree_operator.handlers.builds import Builds
@@ -108,6 +108,9 @@ class Reconciler:
             status=old,
         )
         self.analyses.forget(namespace, name, keep=view.analysis_key)
+        there = read.addresses(view.observed.sets)
+        self.analyses.there(namespace, name, there)
+        self.watches.there(namespace, name, there)
         watching = decision.noted or any(isinstance(a, Watch) for a in decision.actions)
         self.watches.forget(namespace, name, keep=view.watch_key if watching else None)
         measuring = decision.undisturbed or any(isinstance(a, Analyze) for a in decision.actions)

@@ -31,7 +31,11 @@ class Running:
 
     watch: Watch
     urls: list[str]
+    max_tokens: int
+    tie_gap: float
     task: asyncio.Task[None] | None = None
+    asking: str = ""  # the engine that is being asked
+    doubtful: list[Sample] = field(default_factory=list)  # no answer at all: its engine failed, or went
     failed: str = ""  # why, once it has
     asked: int = 0
     explained: int = 0
@@ -68,44 +72,65 @@ class Watches(Runs[Key, Running]):
         """Begin a watch, or its next epoch."""
         self.forget(key[0], key[1])
         known = [p for p in prompts if p.id in watch.expected]
-        run = self._running[key] = Running(watch, [], prompts=known)
+        run = self._running[key] = Running(watch, [], max_tokens, tie_gap, prompts=known)
         if not known:
             log.warning("no watch: none of the prompts is in the canary's record any more")
             return
-        run.task = asyncio.create_task(self._work(key, run, max_tokens, tie_gap), name=f"watch {'/'.join(key[:3])}")
+        self._go(key, run)
 
     def reach(self, key: Key, urls: Sequence[str]) -> None:
         """The engines that serve now; none of them for a while costs the watch time, and nothing it has learnt."""
         if key in self._running:
             self._running[key].urls = list(urls)
 
-    async def _work(self, key: Key, run: Running, max_tokens: int, tie_gap: float) -> None:
+    def there(self, namespace: str, name: str, urls: frozenset[str]) -> None:
+        """The addresses of a resource's engines that are still there, ready or not. What is asked of others is dropped:
+        that a pod or its node is gone says nothing of the engine.
+        """
+        for key in [k for k in self._running if k[:2] == (namespace, name)]:
+            run = self._running[key]
+            run.doubtful = [s for s in run.doubtful if s.unreached in urls]
+            if run.task is not None and run.asking and run.asking not in urls:
+                run.task.cancel()
+                run.asking = ""
+                self._go(key, run)
+
+    def _go(self, key: Key, run: Running) -> None:
+        run.task = asyncio.create_task(self._work(key, run), name=f"watch {'/'.join(key[:3])}")
+
+    async def _work(self, key: Key, run: Running) -> None:
         while not run.failed:
             await asyncio.sleep(self._every)
             if not run.urls:
                 continue
             try:
-                await self._ask(key, run, max_tokens, tie_gap)
+                await self._ask(key, run)
             except Exception as error:  # a watch that dies in silence would look like one that finds nothing
                 log.error("the watch of %s/%s goes on after %s: %s", key[0], key[1], type(error).__name__, error)
 
-    async def _ask(self, key: Key, run: Running, max_tokens: int, tie_gap: float) -> None:
+    async def _ask(self, key: Key, run: Running) -> None:
         """One prompt to one of the engines."""
         prompt = run.prompts[run.asked % len(run.prompts)]
         url = run.urls[run.asked % len(run.urls)]
         run.asked += 1
-        sample = await generate(self._session, url, prompt, max_tokens)
+        run.asking = url
+        sample = await generate(self._session, url, prompt, run.max_tokens)
+        run.asking = ""
+        if sample.unreached:
+            run.doubtful.append(sample)
+            return
+        for failed in [s for s in run.doubtful if s.unreached == url]:  # it is there: so it was the engine
+            run.doubtful.remove(failed)
+            run.watch.add(failed)
         run.watch.add(sample)
         if sample.error is None and not same_text(run.watch.expected[prompt.id], sample):
-            await self._look_into(key, run, url, prompt, sample, tie_gap)
+            await self._look_into(key, run, url, prompt, sample)
         outcome, reason = run.watch.state()
         if outcome is Outcome.FAIL:
             run.failed = reason
             self._wake(key[0], key[1])
 
-    async def _look_into(
-        self, key: Key, run: Running, url: str, prompt: Prompt, sample: Sample, tie_gap: float
-    ) -> None:
+    async def _look_into(self, key: Key, run: Running, url: str, prompt: Prompt, sample: Sample) -> None:
         """Whether some position of the text is a tie, where two engines may part and both be right."""
         run.explained += 1
         if run.explained > EXPLAINED:
@@ -113,7 +138,7 @@ class Watches(Runs[Key, Running]):
         try:
             ids = await tokenize(self._session, url, prompt.text)
             for i in range(len(sample.output_ids)):
-                if await top2_gap(self._session, url, ids + list(sample.output_ids[:i])) <= tie_gap:
+                if await top2_gap(self._session, url, ids + list(sample.output_ids[:i])) <= run.tie_gap:
                     return
         except EngineError as error:
             log.warning("a text that differs from the canary's could not be explained: %s", error)

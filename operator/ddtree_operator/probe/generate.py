@@ -11,7 +11,7 @@ import aiohttp
 
 from ddtree_operator.analysis.prompts import Prompt
 from ddtree_operator.analysis.types import Sample
-from ddtree_operator.probe.http import EngineError, post_json
+from ddtree_operator.probe.http import EngineError, UnreachedError, post_json
 
 DEFAULT_TIMEOUT = 120.0  # seconds for one request
 OWN = "ddtree-probe-"  # start of our requests' ids, by which an engine tells them from users'
@@ -35,7 +35,8 @@ async def generate(
         seconds = round(time.perf_counter() - start, 6)  # microseconds: short in a record
         return _sample(prompt.id, answer, seconds, url)
     except EngineError as e:
-        return Sample(prompt.id, error=e.brief if prompt.live else str(e))
+        unreached = base_url if isinstance(e, UnreachedError) else ""
+        return Sample(prompt.id, error=e.brief if prompt.live else str(e), unreached=unreached)
 
 
 async def tokenize(session: aiohttp.ClientSession, base_url: str, text: str, timeout: float = 30.0) -> list[int]:  # noqa: ASYNC109

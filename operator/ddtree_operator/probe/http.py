@@ -23,6 +23,21 @@ class EngineError(Exception):
         self.brief = brief or message
 
 
+class UnreachedError(EngineError):
+    """No HTTP answer came at all: the engine failed, or its node, or the network between."""
+
+
+async def answers(session: aiohttp.ClientSession, base_url: str, timeout: float = 5.0) -> bool:  # noqa: ASYNC109
+    """Whether something at an engine's address speaks HTTP, whatever it says."""
+    try:
+        await get_text(session, f"{base_url.rstrip('/')}/health", timeout)
+    except UnreachedError:
+        return False
+    except EngineError:
+        return True
+    return True
+
+
 async def post_json(
     session: aiohttp.ClientSession,
     url: str,
@@ -66,17 +81,17 @@ async def _fetch(
                 data += await response.content.read(MAX_BODY + 1 - len(data))
             status = response.status
     except TimeoutError:
-        raise EngineError(f"no answer from {url} within {timeout:g} s") from None
+        raise UnreachedError(f"no answer from {url} within {timeout:g} s") from None
     except aiohttp.InvalidURL:
         raise EngineError(f"{url!r} is not an address") from None
     except aiohttp.ClientConnectorError as e:
-        raise EngineError(f"cannot connect to {url}: {e.strerror or e}") from None
+        raise UnreachedError(f"cannot connect to {url}: {e.strerror or e}") from None
     except aiohttp.ServerDisconnectedError:
-        raise EngineError(f"{url} closed the connection without an answer") from None
+        raise UnreachedError(f"{url} closed the connection without an answer") from None
     except aiohttp.ClientPayloadError:
-        raise EngineError(f"{url} broke off in the middle of its answer") from None
+        raise UnreachedError(f"{url} broke off in the middle of its answer") from None
     except (aiohttp.ClientError, OSError) as e:
-        raise EngineError(f"request to {url} failed: {type(e).__name__} {e}".rstrip()) from None
+        raise UnreachedError(f"request to {url} failed: {type(e).__name__} {e}".rstrip()) from None
     if len(data) > MAX_BODY:
         raise EngineError(f"{url} answered more than {MAX_BODY >> 20} MiB")
     if status != 200:

@@ -27,6 +27,10 @@ from ddtree_operator.core.actions import ApplyEngines
 from ddtree_operator.rollout.engine_args import engine_args
 from ddtree_operator.rollout.merge import merge
 
+# An engine whose node does not answer gets no requests; after this many seconds another is started elsewhere. The
+# cluster's own default, 300, is long for a set that lacks an engine; a kubelet that is only restarted takes less.
+MOVES_AFTER = 60
+_NODE_TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
 ANNOTATION_SWITCHED_AT = "ddtree.dev/switched-at"
 
 LEAVE = 5  # seconds before SIGTERM, in which endpoints and proxies forget the pod
@@ -167,11 +171,20 @@ def _pod(
     tolerations = [*spec.placement.tolerations]
     if spec.placement.gpu.per_replica:  # the taint that keeps everything else off GPU nodes (placement counts on it)
         tolerations.append({"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"})
-    if tolerations:
-        pod["tolerations"] = tolerations
+    pod["tolerations"] = [*tolerations, *_moves(spec.placement.tolerations)]
     if affinity:
         pod["affinity"] = affinity
     return {"metadata": {"labels": dict(own)}, "spec": pod}
+
+
+def _moves(own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How long an engine stays on a node that does not answer, unless the user's tolerations say so."""
+    executes = [t for t in own if t.get("effect") in (None, "", "NoExecute")]
+    return [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": MOVES_AFTER}
+        for key in _NODE_TAINTS
+        if not any(t.get("key") in (None, "", key) for t in executes)
+    ]
 
 
 def _probe(*, period: int, timeout: int, failures: int) -> dict[str, Any]:

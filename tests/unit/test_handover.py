@@ -121,3 +121,14 @@ def test_what_keeps_the_stable_set_from_serving_is_said() -> None:
     world.problems = (Problem("EnginesRefused", "the API server refused Deployment m-1 (webhook says no)"),)
     world.until("Degraded")
     assert world.status["message"] == f"stable: 0/1 engines ready; {world.problems[0].message}"
+
+
+def test_a_revision_that_is_asked_for_again_is_promoted_for_what_happened_then() -> None:
+    world = stable().edit(canary={"steps": [{"analysis": {}}, {"pause": {}}]}).retuned(8).until("Analyzing")
+    again = world.spec["engine"]
+    world.ask("skip", reason="known").until("Paused")
+    world.retuned(16).until("Analyzing")
+    world.edit(engine=again, canary={"steps": [{"analysis": {}}]}).until("Stable")
+    row = next(x for x in world.status["history"] if x["revision"] == world.status["revision"])
+    assert (row["result"], row["by"], row["reason"]) == ("promoted", "operator", "every step passed")
+    assert [entry["verb"] for entry in row["log"]] == ["skip", "reopen"]

@@ -480,8 +480,8 @@ def _promote(r: Round, revision: Revision, canary: EngineSet, stable: Revision |
 
 def promotion(revision: Revision) -> dict[str, str]:
     """By whom and why a revision is promoted: its steps, or whoever passed over one of them."""
-    verbs = [entry["verb"] for entry in revision.log]
-    current = revision.log[len(verbs) - verbs[::-1].index("retry") :] if "retry" in verbs else revision.log
+    begins = [i for i, entry in enumerate(revision.log) if entry["verb"] in {"retry", "reopen"}]
+    current = revision.log[begins[-1] :] if begins else revision.log
     passed = [entry for entry in current if entry["verb"] in {"skip", "promote", "passOver"}]
     if not passed:
         return {"by": "operator", "reason": "every step passed"}

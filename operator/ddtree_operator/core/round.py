@@ -77,7 +77,8 @@ class Round:
             number = max((r.number for r in self.revisions.values()), default=0) + 1
             return self.save(Revision(hash=hash_, number=number, spec=revision_part(self.spec)))
         if known.result == "superseded":
-            return self.save(known, result="", reason="", attempt=known.attempt + 1, progress=None)
+            known = self.save(known, result="", reason="", attempt=known.attempt + 1, progress=None)
+            return self.log(known, "reopen", "spec", "the spec asks for it again")
         return known
 
     def promoted(self) -> list[Revision]:

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from ddtree_operator.api.names import ANNOTATION_ACTION
-from faults.sim import NAME, NS, Sim, run
+from faults.sim import NAME, NS, Sim, Watches, run
 from faults.test_crashes import STORIES, promotion, tell
 
 pytestmark = pytest.mark.faults
@@ -95,6 +95,15 @@ def test_the_watch_after_promotion_keeps_what_it_has_learnt(monkeypatch: pytest.
     assert sim.watches.begun == before
     run(sim.run(900))  # its next part has a test of its own
     assert len(sim.watches.begun) > len(before)
+
+
+def test_a_promotion_that_nobody_watches_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = Sim(monkeypatch)
+    monkeypatch.setattr(Watches, "begin", lambda self, key, watch, *_: self._epochs.update({key: watch.epoch}) or 0)
+    run(promotion(sim))
+    run(sim.run(30))
+    [told] = [e["message"] for e in sim.server.events if e["reason"] == "NotWatched" and sim.serves() in e["message"]]
+    assert "not on record" in told
 
 
 def command(sim: Sim, verb: str) -> None:

@@ -243,7 +243,12 @@ class Actor:
             watch = analysis.Watch(policy_for(spec.canary.analysis, speculates), expected, failures, epoch)
             info, parity = await self._info(spec, urls[0]), spec.canary.analysis.parity
             gap = tie_gap(parity.tie_gap, info.dtype, info.deterministic) if info else tie_gap(parity.tie_gap)
-            self._watches.begin(key, watch, view.prompts, spec.canary.analysis.max_tokens, gap)
+            if self._watches.begin(key, watch, view.prompts, spec.canary.analysis.max_tokens, gap) == 0:
+                text = (
+                    f"revision {key[2]} is not watched: its canary's answers to the prompts are not on record (its "
+                    "analysis was passed over, or its record or its prompts are gone); alerts are heeded all the same"
+                )
+                await self.emit(view.resource, Emit("Warning", "NotWatched", text))
         self._watches.reach(key, urls)
 
     async def _newest_record(self, view: View, key: WatchKey) -> Kept | None:

@@ -68,15 +68,14 @@ class Watches(Runs[Key, Running]):
         run = self._running.get(key)
         return run.watch.epoch if run is not None else None
 
-    def begin(self, key: Key, watch: Watch, prompts: Sequence[Prompt], max_tokens: int, tie_gap: float) -> None:
-        """Begin a watch, or its next epoch."""
+    def begin(self, key: Key, watch: Watch, prompts: Sequence[Prompt], max_tokens: int, tie_gap: float) -> int:
+        """Begin a watch, or its next epoch. Returns how many prompts it has: with none, nothing is watched."""
         self.forget(key[0], key[1])
         known = [p for p in prompts if p.id in watch.expected]
         run = self._running[key] = Running(watch, [], max_tokens, tie_gap, prompts=known)
-        if not known:
-            log.warning("no watch: none of the prompts is in the canary's record any more")
-            return
-        self._go(key, run)
+        if known:
+            self._go(key, run)
+        return len(known)
 
     def reach(self, key: Key, urls: Sequence[str]) -> None:
         """The engines that serve now; none of them for a while costs the watch time, and nothing it has learnt."""

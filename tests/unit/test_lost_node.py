@@ -24,6 +24,8 @@ from ddtree_operator.core.facts import EngineSet, PodFact
 from ddtree_operator.core.waiting import obstacle
 from ddtree_operator.handlers import analyses, read, watches
 from ddtree_operator.handlers.analyses import Analyses
+from ddtree_operator.handlers.kube import ApiError
+from ddtree_operator.handlers.observe import Observer
 from ddtree_operator.handlers.watches import Watches
 from ddtree_operator.probe.generate import generate
 from ddtree_operator.probe.http import answers
@@ -63,6 +65,30 @@ def test_what_is_said_of_a_node() -> None:
     assert read.silence("b", {}) == ""
     assert read.pod_fact(pod(), {"b": LOST}).lost == LOST
     assert read.pod_fact(pod(node="a"), {"b": LOST}).lost == ""
+
+
+@pytest.mark.asyncio
+async def test_a_node_is_read_only_where_a_pod_is_silent_and_only_if_it_may_be() -> None:
+    asked: list[str] = []
+
+    class Nodes:
+        async def get(self, _: Any, __: str, name: str) -> dict[str, Any] | None:
+            asked.append(name)
+            if name == "secret":
+                raise ApiError(403, "no")
+            return {"status": {"conditions": [UNKNOWN]}}
+
+    observer = Observer.__new__(Observer)
+    observer._kube = Nodes()  # type: ignore[assignment]
+    pods = [
+        pod(),
+        pod(),
+        pod(node="secret"),
+        pod(node="well", pod_ready="True"),
+        pod(node="starts", engine_ready=False),
+    ]
+    assert await observer._lost(pods) == {"b": LOST}
+    assert sorted(asked) == ["b", "secret"]
 
 
 def test_addresses_are_those_of_engines_that_are_there() -> None:

@@ -249,6 +249,8 @@ def test_two_live_side_by_side(cluster: Cluster, tmp_path: Path) -> None:
 def test_fake_nodes_take_gpu_pods_only(cluster: Cluster) -> None:
     cluster("up")
     cluster("fake-nodes", "3", "NVIDIA-L4", "1")
+    leases = cluster("kubectl", "get", "leases", "-n", "kube-node-lease", "-o", "name")
+    assert leases.count("fake-nvidia-l4-") == 3, "nodes that renew no Lease turn NotReady after a while"
     cluster("kubectl", "cordon", "node-a")
     cluster("kubectl", "run", "gpu", "--image=none", "--overrides", json.dumps(
         {"spec": {"containers": [{"name": "gpu", "image": "none", "resources": {"limits": {"nvidia.com/gpu": 1}}}],

@@ -20,6 +20,7 @@ from .say import Problem, say
 from .settings import FAKE_LABEL, Settings
 
 _MARK = {"kwok.x-k8s.io/node": "fake"}
+_LEASE = 80  # seconds; kwok renews a node's Lease after a quarter. Without Leases nodes turn NotReady every 50 s
 
 
 def scale(s: Settings, count: str, product: str = "NVIDIA-H200", gpus: str = "8") -> None:
@@ -73,6 +74,7 @@ def _kwok(s: Settings, running: host.Running) -> None:
     program = build("kwok", s.cache)
     command: list[str | Path] = [*host.entering(running), program / "kwok", f"--kubeconfig={s.inner_kubeconfig}",
                f"--config={program}/stages.yaml", "--manage-all-nodes=false", "--cidr=10.90.0.0/16",
+               f"--node-lease-duration-seconds={_LEASE}",
                "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake"]  # fmt: skip
     env = {**os.environ, "HOME": str(s.live)}  # kwok looks for settings of its own there
     with (s.log / "kwok.log").open("ab") as log:

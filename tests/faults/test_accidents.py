@@ -97,6 +97,20 @@ def test_the_watch_after_promotion_keeps_what_it_has_learnt(monkeypatch: pytest.
     assert len(sim.watches.begun) > len(before)
 
 
+def test_a_mistake_in_the_spec_costs_nothing_of_what_was_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = Sim(monkeypatch)
+    run(promotion(sim))
+    run(sim.run(30))
+    begun, right = sim.watches.begun.copy(), sim.resource["spec"]["replicas"]
+    sim.edit(replicas="many")
+    run(sim.until("Invalid"))
+    run(sim.run(30))
+    sim.edit(replicas=right)
+    run(sim.until("Stable"))
+    run(sim.run(30))
+    assert sim.watches.begun == begun
+
+
 def test_a_promotion_that_nobody_watches_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     sim = Sim(monkeypatch)
     monkeypatch.setattr(Watches, "begin", lambda self, key, watch, *_: self._epochs.update({key: watch.epoch}) or 0)

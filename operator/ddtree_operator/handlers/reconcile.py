@@ -107,12 +107,15 @@ class Reconciler:
             generation=int(resource["metadata"].get("generation", 0)),
             status=old,
         )
-        self.analyses.forget(namespace, name, keep=view.analysis_key)
+        invalid = decision.status.get("phase") == "Invalid"  # changes nothing that runs, nor what was learnt of it
+        if not invalid:
+            self.analyses.forget(namespace, name, keep=view.analysis_key)
         there = read.addresses(view.observed.sets)
         self.analyses.there(namespace, name, there)
         self.watches.there(namespace, name, there)
         watching = decision.noted or any(isinstance(a, Watch) for a in decision.actions)
-        self.watches.forget(namespace, name, keep=view.watch_key if watching else None)
+        if not invalid:
+            self.watches.forget(namespace, name, keep=view.watch_key if watching else None)
         measuring = decision.undisturbed or any(isinstance(a, Analyze) for a in decision.actions)
         if decision.status.get("phase") != "Starting" and not measuring:
             self.analyses.rest(namespace, name)  # a record stays as it was when somebody decided over it

@@ -51,6 +51,11 @@ class World:
                 return answer.status, await answer.text()
         return 0, ""
 
+    async def answers(self, path: str, code: int, words: str) -> bool:
+        """Whether it answers so."""
+        status, text = await self.ask(path)
+        return status == code and words in text
+
     async def until(self, look: Callable[[], Any], what: str) -> float:
         """Seconds until ``look`` (or what it returns, when awaited) is true."""
         began = time.monotonic()
@@ -198,22 +203,44 @@ async def test_readiness_begins_with_the_first_complete_list_and_ends_with_a_dea
     async with running(monkeypatch, tmp_path, resync=0.2, limit=2.0) as world:
         world.deaf = True
 
-        async def answers(path: str, code: int, words: str) -> bool:
-            status, text = await world.ask(path)
-            return status == code and words in text
-
-        await world.until(lambda: answers("/readyz", 503, "starting"), "it starts")
+        await world.until(lambda: world.answers("/readyz", 503, "starting"), "it starts")
         world.deaf = False
-        await world.until(lambda: answers("/readyz", 200, "ok"), "it is ready")
+        await world.until(lambda: world.answers("/readyz", 200, "ok"), "it is ready")
         await world.stable()
         world.door.fault = "silent"
         await asyncio.sleep(0.5)
         world.sim.retuned(15)
-        red = await world.until(lambda: answers("/healthz", 503, "has not come by watch"), "red")
+        red = await world.until(lambda: world.answers("/healthz", 503, "has not come by watch"), "red")
         print(f"red {red:.1f} s after a change that only the lists show, with a limit of 2 s")
-        assert await answers("/readyz", 503, "has not come by watch")
+        assert await world.answers("/readyz", 503, "has not come by watch")
         world.door.fault = "none"  # the stream lives again, and brings what it held back
-        await world.until(lambda: answers("/readyz", 200, "ok"), "it is well again")
+        await world.until(lambda: world.answers("/readyz", 200, "ok"), "it is well again")
         world.deaf = True
-        await world.until(lambda: answers("/readyz", 503, "no list of the resources was read"), "lists fail")
-        assert await answers("/healthz", 503, "no list of the resources was read")
+        await world.until(lambda: world.answers("/readyz", 503, "no list of the resources was read"), "lists fail")
+        assert await world.answers("/healthz", 503, "no list of the resources was read")
+
+
+@pytest.mark.asyncio
+async def test_a_dead_watch_of_children_costs_a_resync_and_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rollouts go on, since each is looked at every few seconds; at rest the next resync sees what happened."""
+    async with running(monkeypatch, tmp_path, resync=3, limit=2.0) as world:
+        await world.stable()
+        for budget, plural in ((15, "deployments"), (31, "controllerrevisions"), (63, "pods")):
+            await world.until(lambda: world.answers("/healthz", 200, "ok"), "it is well")
+            world.door.mute = {plural}
+            world.sim.retuned(budget)
+            await world.stable()
+            words = f"a change of {plural} that lists have shown"
+            red = await world.until(lambda words=words: world.answers("/healthz", 503, words), "red")  # type: ignore[misc]
+            print(f"{plural}: red {red:.1f} s after the rollout, with a limit of 2 s")
+            assert (
+                float((await world.ask("/metrics"))[1].split("\nddtree_operator_watch_lag_seconds ")[1].split()[0]) >= 2
+            )
+            if plural == "pods":
+                world.sim.ill = lambda pod: True
+                noticed = await world.until(lambda: world.sim.status["phase"] == "Degraded", "ill engines are seen")
+                print(f"engines that fell ill were seen after {noticed:.1f} s, with a resync of 3 s")
+            world.door.mute = set()  # the stream lives again, and brings what it held back
+        await world.until(lambda: world.answers("/healthz", 200, "ok"), "it is well again")

@@ -48,13 +48,14 @@ class Door:
     closed: a stream ends after each event; doubled: each event twice, then an old one again; reordered: shuffled;
     gone: 410, in turns inside the stream and as the answer; refused: 403; broken: an error inside the stream;
     stalled: streams that were open before stand, and nothing comes; silent: so do all. ``faults`` counts what was done
-    to streams.
+    to streams. Of kinds in ``mute`` nothing comes, whatever the fault.
     """
 
     def __init__(self, server: Server, seed: int = 0) -> None:
         self.fault = "none"
         self._open = self._stalled = 0  # streams that were opened; those of them that stall
         self.faults = 0
+        self.mute: set[str] = set()
         self.closed = False  # ends every stream
         self._server = server
         self._events: list[tuple[int, str, str, Object]] = []  # version, plural, type, object
@@ -112,7 +113,7 @@ class Door:
             fault = self.fault
             if fault == "stalled" and number <= self._stalled:
                 continue
-            if fault == "silent":
+            if fault == "silent" or plural in self.mute:
                 continue
             if fault == "refused":
                 return

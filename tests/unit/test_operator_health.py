@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
+from ddtree_operator.api.names import LABEL_DEPLOYMENT
 from ddtree_operator.core.actions import DeleteEngines, SaveRevision, StartBuild
 from ddtree_operator.core.facts import EngineSet, Observed, PodFact, Revision
 from ddtree_operator.handlers import logs
 from ddtree_operator.handlers.election import DEADLINE, DURATION, Election
-from ddtree_operator.handlers.freshness import Freshness
+from ddtree_operator.handlers.freshness import Children, Freshness
 from ddtree_operator.handlers.health import Health
 from ddtree_operator.handlers.kube import POD, SERVICE, ApiError, Kind, Kube
 from ddtree_operator.handlers.metrics import Metrics
@@ -93,6 +94,46 @@ def test_liveness_turns_red_when_lists_fail_and_when_the_watch_is_dead() -> None
     health.freshness.delivered(resource("a", "1"))
     health.freshness.listed([resource("a", "1")])
     assert health.ailment == ""
+
+
+def child(uid: str, version: str, name: str = "m") -> Object:
+    labels = {LABEL_DEPLOYMENT: name}
+    return {"metadata": {"uid": uid, "resourceVersion": version, "namespace": "llm", "labels": labels}}
+
+
+def test_each_look_tells_whether_the_watches_of_children_live() -> None:
+    clock = Clock()
+    children = Children(clock)
+    children.listed("pods", "llm", "m", [child("a", "5"), child("b", "6")])  # listed before it is delivered
+    clock.now += 2
+    children.delivered("pods", child("a", "5"))
+    assert children.lag == (2, "pods")
+    children.delivered("pods", child("b", "6"))
+    assert children.lag == (0, "")  # at once, though the next look may be long away
+    children.listed("deployments", "llm", "m", [child("d", "7")])
+    children.listed("deployments", "llm", "n", [])  # another resource's list says nothing about this one's
+    clock.now += 10
+    children.listed("pods", "llm", "m", [child("a", "5"), child("b", "6")])
+    assert children.lag == (10, "deployments")
+    health = Health(30, Metrics(), clock)
+    health.children = children
+    clock.now += 170
+    health.resynced()
+    assert health.ailment == "a change of deployments that lists have shown for 180 s has not come by watch"
+    children.unlist()  # on standby nobody looks: what the last look saw proves nothing any more
+    assert children.lag == (0, "")
+
+
+def test_nothing_is_kept_of_children_that_are_gone() -> None:
+    children = Children(Clock())
+    children.listed("pods", "llm", "m", [child("a", "5")])
+    children.delivered("pods", child("a", "5"))
+    children.delivered("pods", child("a", "6"), deleted=True)
+    children.listed("pods", "llm", "m", [child("b", "7")])
+    children.forget("llm", "m")  # deleted before its pod was delivered
+    children.delivered("deployments", child("d", "5", "n"))
+    children.listed("deployments", "llm", "n", [])  # and one whose end the watch never told
+    assert not children._known
 
 
 @pytest.mark.asyncio

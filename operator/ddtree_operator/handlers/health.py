@@ -8,14 +8,15 @@ from collections.abc import Callable
 from aiohttp import web
 from prometheus_client import generate_latest
 
-from ddtree_operator.handlers.freshness import Freshness
+from ddtree_operator.handlers.freshness import Children, Freshness
 from ddtree_operator.handlers.metrics import Metrics
 
 
 class Health:
     """Liveness is what the operator sees, not that it runs: a complete list of its resources at least every few
-    resyncs, and nothing in it that the watch never delivered. A process that fails in this has to be started anew.
-    It is ready from its first complete list on, for as long as it is well: alerts go to the other replica meanwhile.
+    resyncs, and nothing in it, or among their engines, that the watches never delivered. A process that fails in this
+    has to be started anew. It is ready from its first complete list on, for as long as it is well: alerts go to the
+    other replica meanwhile.
     """
 
     def __init__(self, resync: float, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
@@ -24,10 +25,11 @@ class Health:
         self._last = clock()
         self._metrics = metrics
         self.freshness = Freshness(clock)
+        self.children = Children(clock)
         self.ready = False
         self.broken = ""  # why this process cannot go on; "" while it can
         metrics.resync_age.set_function(lambda: self._clock() - self._last)
-        metrics.watch_lag.set_function(lambda: self.freshness.lag)
+        metrics.watch_lag.set_function(lambda: max(self.freshness.lag, self.children.lag[0]))
 
     def resynced(self) -> None:
         """A complete list of resources was just read."""
@@ -44,6 +46,9 @@ class Health:
             return f"no list of the resources was read for {age:.0f} s"
         if lag >= self._limit:
             return f"a change that lists have shown for {lag:.0f} s has not come by watch"
+        lag, plural = self.children.lag
+        if lag >= self._limit:
+            return f"a change of {plural} that lists have shown for {lag:.0f} s has not come by watch"
         return ""
 
     async def start(self, host: str, port: int) -> web.AppRunner:

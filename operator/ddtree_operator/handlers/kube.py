@@ -80,11 +80,15 @@ class Kube:
         self._timeout = timeout
         self._may_write: Callable[[], bool] = lambda: True
         self.on_answer: Callable[[str, str, int], None] = lambda verb, resource, code: None  # code 0: no answer
+        # told of every complete list that labels alone chose
+        self.on_list: Callable[[Kind, str, str, builtins.list[Object]], None] = lambda kind, namespace, labels, found: (
+            None
+        )
 
     def fenced(self, may_write: Callable[[], bool]) -> Kube:
         """The same connection, which refuses to write while ``may_write`` says no."""
         other = Kube(self._api, self._timeout)
-        other._may_write, other.on_answer = may_write, self.on_answer
+        other._may_write, other.on_answer, other.on_list = may_write, self.on_answer, self.on_list
         return other
 
     @classmethod
@@ -157,7 +161,10 @@ class Kube:
 
     async def list(self, kind: Kind, namespace: str = "", labels: str = "", fields: str = "") -> list[Object]:
         """All objects that the selectors of labels and fields choose."""
-        return [item async for page in self.pages(kind, namespace, labels, fields) for item in page]
+        found = [item async for page in self.pages(kind, namespace, labels, fields) for item in page]
+        if labels and not fields:
+            self.on_list(kind, namespace, labels, found)
+        return found
 
     async def pages(
         self, kind: Kind, namespace: str = "", labels: str = "", fields: str = ""

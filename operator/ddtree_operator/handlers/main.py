@@ -77,15 +77,17 @@ def build(settings: Settings, namespaces: list[str], host: str = "0.0.0.0", port
         seen[meta["uid"]] = now
         if type == "DELETED":
             seen.pop(meta["uid"], None)
+            operator.health.children.forget(namespace or "", name or "")
         operator.wake(namespace or "", name or "", urgent=type is not None)  # None: it was there at the start
 
     alerts: dict[str, Any] = {}
 
     @kopf.on.event("apps", "v1", "controllerrevisions", labels={LABEL_DEPLOYMENT: kopf.PRESENT}, registry=registry)
     async def alert_recorded(
-        namespace: str | None, labels: Any, annotations: Any, uid: str | None, type: str | None, **_: Any
+        namespace: str | None, body: Any, labels: Any, annotations: Any, uid: str | None, type: str | None, **_: Any
     ) -> None:
         """Wake for alerts that the other replica recorded, too; the operator's own records are no news."""
+        operator.health.children.delivered("controllerrevisions", body, deleted=type == "DELETED")
         text = annotations.get(ANNOTATION_ALERTS)
         known = alerts.pop(str(uid), None)
         if text is not None and type != "DELETED":
@@ -93,7 +95,11 @@ def build(settings: Settings, namespaces: list[str], host: str = "0.0.0.0", port
             if text != known:
                 operator.wake(namespace or "", labels[LABEL_DEPLOYMENT], urgent=True)
 
-    async def child_changed(namespace: str | None, labels: Any, **_: Any) -> None:
+    async def child_changed(
+        namespace: str | None, resource: kopf.Resource, body: Any, labels: Any, type: str | None, **_: Any
+    ) -> None:
+        if resource.plural != "jobs":  # no look lists them
+            operator.health.children.delivered(resource.plural, body, deleted=type == "DELETED")
         operator.wake_soon(namespace or "", labels[LABEL_DEPLOYMENT])
 
     for group, version, plural in CHILDREN:

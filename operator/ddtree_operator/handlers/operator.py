@@ -14,10 +14,11 @@ import aiohttp
 
 from ddtree_operator.alerts.guards import Tokens
 from ddtree_operator.alerts.receiver import Receiver, Result
+from ddtree_operator.api.names import LABEL_DEPLOYMENT
 from ddtree_operator.handlers.alerting import Recorder
 from ddtree_operator.handlers.election import Election
 from ddtree_operator.handlers.health import Health
-from ddtree_operator.handlers.kube import DDTREE, ApiError, Kube, Object
+from ddtree_operator.handlers.kube import DDTREE, DEPLOYMENT, POD, REVISION, ApiError, Kind, Kube, Object
 from ddtree_operator.handlers.metrics import Metrics
 from ddtree_operator.handlers.queue import Queue
 from ddtree_operator.handlers.reconcile import Reconciler
@@ -26,6 +27,7 @@ from ddtree_operator.handlers.settings import Settings
 log = logging.getLogger("ddtree.operator")
 
 _LISTED = ("namespace", "name", "uid", "resourceVersion")  # what is kept of a listed resource
+CHILDREN = (DEPLOYMENT, POD, REVISION)  # listed by each look, and watched. Jobs are looked at by name, every 2 s
 CALM = 0.3  # seconds in which changes of children are gathered: engines that start or leave change many times
 FINISH = 10.0  # seconds that looks under way get before a term ends
 
@@ -100,6 +102,7 @@ class Operator:
         """Connect, serve, and work as soon as it is this replica's turn."""
         self._kube = await Kube.connect()
         self._kube.on_answer = lambda verb, kind, code: self.metrics.requests.labels(verb, kind, str(code)).inc()
+        self._kube.on_list = self._listed
         self._stack.push_async_callback(self._kube.close)
         self._session = await self._stack.enter_async_context(aiohttp.ClientSession())
         runner = await self.health.start(self._host, self._port)
@@ -155,6 +158,13 @@ class Operator:
         term, self._term = self._term, None
         if term is not None:
             await term.end()
+            self.health.children.unlist()
+
+    def _listed(self, kind: Kind, namespace: str, labels: str, found: list[Object]) -> None:
+        """What a look lists of a resource has to come by watch, too."""
+        label, _, name = labels.partition("=")
+        if kind in CHILDREN and label == LABEL_DEPLOYMENT and "," not in name:
+            self.health.children.listed(kind.plural, namespace, name, found)
 
     async def _receive_alerts(self) -> None:
         """On standby, too: what is recorded is seen by whichever replica works."""

@@ -238,6 +238,23 @@ def test_an_engine_that_a_node_is_drained_of_is_replaced_without_a_failed_reques
     assert client.counts()[1] == 0, client.errors()
 
 
+def test_a_manifest_without_replicas_leaves_the_set_as_large_as_it_is(operator: Installed, client: Client) -> None:
+    spec = operator.get(NS, NAME)["spec"]
+    operator.apply(NS, NAME, spec | {"replicas": 2})
+    operator.reaches(NS, NAME, "Stable", saying="2/2")
+    spec.pop("replicas")
+    operator.apply(NS, NAME, spec)
+    assert operator.get(NS, NAME)["spec"]["replicas"] == 1  # its default
+    status = operator.reaches(NS, NAME, "Stable", saying="2 are kept until somebody sets them")
+    assert (status["replicas"], status["heldReplicas"]) == (2, 2)
+    assert [e["message"] for e in operator.events(NS, NAME, "ReplicasLeftOut")]
+    operator.api(NS).kubectl("scale", "ddt", NAME, "--replicas=3")
+    status = operator.reaches(NS, NAME, "Stable", saying="3/3")
+    assert "heldReplicas" not in status
+    operator.api(NS).kubectl("scale", "ddt", NAME, "--replicas=1")  # meant
+    operator.reaches(NS, NAME, "Stable", saying="1/1")
+
+
 def test_nobody_noticed(client: Client) -> None:
     client.more(5)
     requests, failed = client.counts()

@@ -214,5 +214,8 @@ class DDTreeStatus(StatusModel):
     history: list[HistoryEntry] = Field(default_factory=list, description="Rollouts so far, newest last, bounded.")
     replicas: int | None = Field(default=None, description="Engine pods of the serving set.")
     ready_replicas: int | None = Field(default=None, description="Those of them that are ready.")
+    held_replicas: int | None = Field(
+        default=None, description="Size that is kept because an applied manifest left replicas out."
+    )
     selector: str | None = Field(default=None, description="Label selector of the serving pods (scale subresource).")
     last_action: LastAction | None = Field(default=None, description="Newest command and its result.")

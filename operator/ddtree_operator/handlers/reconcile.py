@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import zlib
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -13,6 +14,7 @@ from ddtree_operator.analysis.types import Verdict
 from ddtree_operator.core.actions import QUIET, Analyze, Emit, Watch
 from ddtree_operator.core.decide import decide
 from ddtree_operator.core.facts import Problem
+from ddtree_operator.core.held_size import event, held_size, told
 from ddtree_operator.core.meanwhile import ENGINES_REFUSED
 from ddtree_operator.handlers import logs, read, records
 from ddtree_operator.handlers.act import Actor
@@ -99,14 +101,20 @@ class Reconciler:
         view = await self._observer.look(resource)
         self._refused(view)
         old = resource.get("status") or {}
+        spec = resource.get("spec") or {}
+        held = held_size(resource, view.observed, old)
         decision = decide(
             name,
-            resource.get("spec") or {},
+            spec if held is None else spec | {"replicas": held},
             view.observed,
             time.time(),
             generation=int(resource["metadata"].get("generation", 0)),
             status=old,
         )
+        if held is not None:
+            fresh = (event(held),) if old.get("heldReplicas") != held else ()
+            actions = (*decision.actions, *fresh)
+            decision = replace(decision, status=told(decision.status, held), actions=actions)
         invalid = decision.status.get("phase") == "Invalid"  # changes nothing that runs, nor what was learnt of it
         if not invalid:
             self.analyses.forget(namespace, name, keep=view.analysis_key)

@@ -129,12 +129,13 @@ class Installed:
 
     def until(self, look: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
         """First true answer of ``look``. What failed is told with the operator's last words."""
-        end = time.monotonic() + seconds
+        began = time.monotonic()
         while True:
             found = look()
             if found:
+                print(f"{time.monotonic() - began:.1f} s until {what}")  # for docs/failure-modes.md
                 return found
-            if time.monotonic() > end:
+            if time.monotonic() > began + seconds:
                 raise AssertionError(f"not within {seconds:g} s: {what}\n{self.last_words()}")
             time.sleep(0.2)
 

@@ -373,7 +373,7 @@ class Replicas:
     async def attempt(self, *who: Election) -> None:
         for election in who:
             try:
-                election._held = await election._attempt(self.clock())
+                election._held = await election._attempt(election._clock())
             except ApiError:
                 continue
 
@@ -397,6 +397,20 @@ async def test_one_of_two_replicas_leads_and_the_other_takes_over_when_it_is_gon
     assert two.b.leading
     assert two.api.lease["spec"]["leaseTransitions"] == 1  # type: ignore[index]
     assert two.api.lease["spec"]["acquireTime"] != acquired  # type: ignore[index]
+
+
+@pytest.mark.asyncio
+async def test_clocks_that_differ_by_a_day_change_nothing_about_who_leads() -> None:
+    two = Replicas()
+    two.a._clock, two.b._clock = two.clock, lambda: two.clock.now + 86400
+    await two.later(60, two.a, two.b)
+    assert (two.a.leading, two.b.leading) == (True, False)
+    await two.later(DURATION - 1, two.b)
+    assert not two.b.leading  # it waits as long as by its own clock the Lease stands still
+    await two.later(3, two.b)
+    assert two.b.leading
+    await two.later(60, two.a, two.b)
+    assert (two.a.leading, two.b.leading) == (False, True)
 
 
 @pytest.mark.asyncio

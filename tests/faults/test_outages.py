@@ -1,0 +1,99 @@
+"""What lasts: a namespace that is going, a CRD from before, an API server away in a canary. How long until all is well
+is in docs/failure-modes.md; the time here is the simulated one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from faults.server import Answer, Object
+from faults.sim import NAME, NS, Sim, run
+from faults.test_crashes import promotion
+
+pytestmark = pytest.mark.faults
+
+OF_OLD = {"phase", "message", "observedGeneration", "revision", "conditions", "replicas", "readyReplicas", "history"}
+
+
+def test_in_a_namespace_that_is_being_deleted_little_is_tried_and_nothing_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = Sim(monkeypatch)
+    call, tried = sim.server.call_api, []
+
+    async def going(method: str, path: str, **more: Any) -> Answer:
+        if method == "POST":
+            tried.append(path)
+            return Answer(
+                403, {"message": f"unable to create new content in namespace {NS} because it is being terminated"}
+            )
+        return await call(method, path, **more)
+
+    async def story() -> None:
+        await promotion(sim)
+        monkeypatch.setattr(sim.server, "call_api", going)
+        sim.retuned(31)
+        await sim.run(300)
+        refused = [path for path in tried if not path.endswith("/events")]
+        assert 0 < len(refused) <= 300  # by itself a look comes each second here; the queue waits up to 30 s
+        assert sim.serves() != "none"  # what serves does so until the namespace controller takes it
+        sim.server.remove(("ddtreedeployments", NS, NAME))
+        tried.clear()
+        writes = sim.server.writes
+        await sim.run(300)
+        assert not tried
+        assert sim.server.writes == writes
+
+    run(story())
+
+
+def test_under_a_crd_that_does_not_know_most_of_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API server drops what its CRD does not know, without a word."""
+    plain = Sim(monkeypatch)
+    run(promotion(plain))
+    old = Sim(monkeypatch)
+    put = old.server.put
+
+    def pruned(plural: str, obj: Object) -> Object:
+        if plural == "ddtreedeployments" and obj.get("status"):
+            obj = {**obj, "status": {k: v for k, v in obj["status"].items() if k in OF_OLD}}
+        return put(plural, obj)
+
+    monkeypatch.setattr(old.server, "put", pruned)
+    run(promotion(old))
+    assert old.end() == plain.end()
+    assert not old.outages
+    version = old.server.version
+    run(old.run(300))
+    assert old.server.version == version  # what is written again and again changes nothing
+
+
+@pytest.mark.parametrize("away", [30.0, 240.0])
+def test_an_api_server_that_is_away_in_a_canary_costs_its_absence_and_one_look(
+    away: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sim = Sim(monkeypatch)
+    call, gone = sim.server.call_api, [True]
+
+    async def answer(method: str, path: str, **more: Any) -> Answer:
+        if gone[0]:
+            raise OSError("nobody answers")
+        return await call(method, path, **more)
+
+    async def story() -> None:
+        gone[0] = False
+        monkeypatch.setattr(sim.server, "call_api", answer)
+        await sim.until("Stable")
+        sim.edit(canary={"steps": [{"analysis": {}}, {"weight": 50}, {"pause": {"duration": "60s"}}]})
+        sim.retuned(15)
+        await sim.until("Paused")
+        gone[0] = True
+        await sim.run(away)
+        gone[0] = False
+        began = sim.now
+        await sim.until("Stable")
+        print(f"away for {away:.0f} s in a pause of 60 s: stable {sim.now - began:.0f} s after it was back")
+        assert sim.now - began < max(0.0, 60 - away) + 60
+        assert sim.serves() == sim.status["revision"]
+        assert not sim.outages
+
+    run(story())

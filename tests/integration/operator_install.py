@@ -95,12 +95,16 @@ def chart_values(env: dict[str, str], images: dict[str, str]) -> dict[str, Any]:
 
 @contextmanager
 def installed(own: str = "") -> Iterator[Installed]:
-    """The operator, installed; gone afterwards, with everything that was made for it. ``own``: see cluster_env."""
+    """The operator, installed; gone afterwards, with everything that was made for it.
+
+    ``own``: see cluster_env; that cluster is new, and who asked for it takes it down.
+    """
     env = cluster_env(own)
     images = build_images(env)
     made = Installed(env, images, put_wheel(), Reader(env["KUBECONFIG"]))
     api = made.api(SYSTEM)
-    remove(made, wait=True)  # what an interrupted run left
+    if not own:
+        remove(made, wait=True)  # what an interrupted run left
     for namespace in (SYSTEM, *NAMESPACES):
         manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
         manifest["metadata"]["labels"] = {"pod-security.kubernetes.io/enforce": "restricted"}
@@ -116,7 +120,8 @@ def installed(own: str = "") -> Iterator[Installed]:
         assert done.returncode == 0, f"{done.stderr}\n{made.last_words()}"
         yield made
     finally:
-        remove(made, wait=False)
+        if not own:
+            remove(made, wait=False)
         made.reader.close()
 
 

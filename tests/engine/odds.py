@@ -1,7 +1,7 @@
 """How likely what was drawn is, by the target itself. Every draw is looked at given its own past.
 
 usage: odds.py MODEL SPEC.json OUT.json
-SPEC {"prompts": [[ids]], "drawn": [[ids]], "params": {temperature, top_k, top_p}}
+SPEC {"prompts": [[ids]], "drawn": [[ids]], "params": {temperature, top_k, top_p, penalties as SGLang names them}}
 OUT  {"z": one score for each group of ranks, "forbidden": draws of probability 0}
 For every draw the tokens are ranked by probability; a group of ranks (first, second, 3–4, 5–10, rest) has an exact
 probability. Draws of the group, less its expectation, over the standard deviation of that sum, is its score.
@@ -16,7 +16,20 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
+EOS = 2
 GROUPS = ((0, 1), (1, 2), (2, 4), (4, 10), (10, 10**9))
+
+
+def penalised(logits: torch.Tensor, drawn: torch.Tensor, params: dict[str, float]) -> torch.Tensor:
+    """Scores [n, vocab] at the positions where ``drawn`` [n] was drawn, under penalties over what came before."""
+    seen = torch.nn.functional.one_hot(drawn, logits.shape[1]).cumsum(0).roll(1, 0)
+    seen[0] = 0
+    there = seen > 0
+    logits = logits - params.get("frequency_penalty", 0.0) * seen - params.get("presence_penalty", 0.0) * there
+    factor = torch.where(there, params.get("repetition_penalty", 1.0), 1.0)
+    logits = torch.where(logits < 0, logits * factor, logits / factor)
+    logits[: int(params.get("min_new_tokens", 0)), EOS] = float("-inf")
+    return logits
 
 
 def adjusted(logits: torch.Tensor, params: dict[str, float]) -> torch.Tensor:
@@ -47,7 +60,8 @@ def main() -> None:
             logits = model(torch.tensor([whole[row] for row in rows])).logits
             for at, row in enumerate(rows):
                 start, drawn = len(spec["prompts"][row]), torch.tensor(spec["drawn"][row])
-                probs = adjusted(logits[at, start - 1 : -1], spec["params"]).double()
+                raw = penalised(logits[at, start - 1 : -1], drawn, spec["params"])
+                probs = adjusted(raw, spec["params"]).double()
                 ordered, order = probs.sort(-1, descending=True)
                 rank = (order == drawn[:, None]).int().argmax(-1)
                 forbidden += int((probs.gather(1, drawn[:, None]) == 0).sum())

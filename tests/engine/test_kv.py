@@ -49,7 +49,7 @@ def test_kv_after_tree_steps_is_what_a_prefill_writes(fleet: Fleet, tmp_path_fac
     )
     outcome = fleet.outcome(scenario)
     assert outcome.answers is not None, outcome.log[-3000:]
-    assert outcome.log.count("ddtree: memory: ") == 6, "the ledger is printed once, before the launch"
+    assert outcome.log.count("ddtree: memory: ") == 7, "the ledger is printed once, before the launch"
     pairs: list[Path] = []
     for asked, text in zip(ASKED, texts, strict=True):
         pair = folder / f"pair-{name(asked)}"

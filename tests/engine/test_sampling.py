@@ -16,13 +16,16 @@ SAMPLES, TOKENS = 900, 4
 OPTIONS = engine("DDTREE", speculative_ddtree_budget=15, max_running_requests=32)
 PLAIN = {"temperature": 1.0}
 CUT = {"temperature": 0.7, "top_k": 6, "top_p": 0.85}
+# in favour of what was drawn before, so that it is drawn again
+LIKED = {"temperature": 1.0, "frequency_penalty": -1.0, "presence_penalty": -1.0, "repetition_penalty": 0.8}
+LIKED["min_new_tokens"] = 3
 
 
 def rounds(params: dict[str, float]) -> list[dict[str, object]]:
     return [ask([p for p in PROMPTS for _ in range(SAMPLES // 2)], max_new_tokens=TOKENS, ignore_eos=True, **params)]
 
 
-SCENARIO = Scenario.make("sampling", OPTIONS, [*rounds(PLAIN), *rounds(CUT)])
+SCENARIO = Scenario.make("sampling", OPTIONS, [*rounds(PLAIN), *rounds(CUT), *rounds(LIKED)])
 
 
 def scores(tmp_path: Path, outcome: Outcome, number: int, params: dict[str, float]) -> dict[str, object]:
@@ -42,7 +45,9 @@ def scores(tmp_path: Path, outcome: Outcome, number: int, params: dict[str, floa
 
 
 @pytest.mark.parametrize("scenario", [SCENARIO], ids=lambda s: s.name)
-@pytest.mark.parametrize(("number", "params"), [(0, PLAIN), (1, CUT)], ids=["plain", "top-k-top-p"])
+@pytest.mark.parametrize(
+    ("number", "params"), [(0, PLAIN), (1, CUT), (2, LIKED)], ids=["plain", "top-k-top-p", "penalties"]
+)
 def test_the_odds_are_the_targets(
     fleet: Fleet, tmp_path: Path, scenario: Scenario, number: int, params: dict[str, float]
 ) -> None:

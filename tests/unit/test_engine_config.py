@@ -140,7 +140,7 @@ def test_the_ledger_counts_what_a_width_costs() -> None:
     assert sum(e.size for e in narrow) < sum(entries.values()) / 4
     lines = ledger.text(Config(63, 16), shape).splitlines()
     assert all(line.startswith("ddtree: memory: ") and "(--" in line for line in lines)
-    assert len(lines) == 6
+    assert len(lines) == 7
     flash = ledger.ledger(Config(63, 16), replace(shape, backend="fa3"))[-1]
     assert (flash.size, flash.flag) == (2 * 4 * 32 * 40_960, "--context-length")
     cpu = ledger.text(Config(63, 16), replace(shape, backend="torch_native", graph_batch=0))

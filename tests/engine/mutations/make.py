@@ -135,16 +135,6 @@ FAULTS: dict[str, tuple[str, tuple[Edit, ...]]] = {
             ),
         ),
     ),
-    "early-end": (
-        "A fault for tests: a text may end one token before its minimum.",
-        (
-            (
-                "penalties.py",
-                "        output = positions - terms.prompt[:, None] + 1 ",
-                "        output = positions - terms.prompt[:, None] + 2 ",
-            ),
-        ),
-    ),
     "dump-kv": (
         "No fault: writes the KV of a request after each of its steps, for test_kv.py.",
         (
@@ -197,7 +187,6 @@ MUST = {
     "path-uncounted": "penalised",
     "root-twice": "penalised",
     "counts-late": "penalised",
-    "early-end": "penalised",
 }
 DEMO = {"wrong-mask": "causal-mask", "wrong-move": "wrong-slot"}
 

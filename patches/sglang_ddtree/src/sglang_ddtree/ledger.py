@@ -82,4 +82,6 @@ def text(config: Config, shape: Shape) -> str:
         f"ddtree: memory: {total / MIB:8.1f} MiB  in all, beside weights and the KV of text (--max-total-tokens)"
         + (graphs if shape.graph_batch else "")
     )
+    counts = shape.running * shape.vocab * 4
+    lines.append(f"ddtree: memory: {counts / MIB:8.1f} MiB  more once a request has penalties (--max-running-requests)")
     return "\n".join(lines)

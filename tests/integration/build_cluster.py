@@ -168,7 +168,7 @@ class BuildCluster:
         recipe = self.recipe(series, config, **spec)
         repository = push_repository(self.spec(**spec), config)
         name = build_name(recipe, repository)
-        self.kubectl("delete", "job,configmap", name, "-n", self.namespace, "--ignore-not-found", "--wait")
+        self.kubectl("delete", "job", name, "-n", self.namespace, "--ignore-not-found", "--wait")
         objects = build_objects(
             recipe,
             name=name,

@@ -51,6 +51,21 @@ def objects(config: BuildConfig = JOB_CONFIG, made: Recipe | None = None, **more
     )
 
 
+def test_another_context_of_the_same_recipe_has_a_config_map_of_its_own() -> None:
+    config_map, job = objects()
+    [volume] = [v for v in job["spec"]["template"]["spec"]["volumes"] if v["name"] == "context"]
+    assert volume["configMap"]["name"] == config_map["metadata"]["name"] != job["metadata"]["name"]
+    assert objects() == [config_map, job]
+    wheel = {"sha256": KERNEL["sha256"], "url": "pvc://wheels/" + KERNEL["url"].rpartition("/")[2]}
+    near, far = (recipe({"kernelWheels": [w]}) for w in (wheel, KERNEL))
+    assert near.digest == far.digest
+    config = replace(JOB_CONFIG, fetch_image="registry.example/operator@sha256:" + "5" * 64)
+    (one, first), (two, second) = objects(config, near), objects(config, far)
+    assert first["metadata"]["name"] == second["metadata"]["name"]
+    assert one["binaryData"] != two["binaryData"]
+    assert one["metadata"]["name"] != two["metadata"]["name"]
+
+
 def test_only_what_follows_the_series_is_built_again_when_it_changes() -> None:
     one = dockerfile(recipe({"kernelWheels": [KERNEL]}))
     two = dockerfile(recipe({"kernelWheels": [KERNEL]}, series={**SERIES, "0001-x.patch": PATCH + b"\n"}))
@@ -90,7 +105,7 @@ def test_the_template_version_is_raised_with_the_template() -> None:
 
 def test_the_job_passes_pod_security_restricted_and_has_no_token() -> None:
     config_map, job = objects()
-    assert config_map["metadata"] == job["metadata"]
+    assert config_map["metadata"] | {"name": job["metadata"]["name"]} == job["metadata"]
     assert len(job["metadata"]["name"]) < 50
     pod = job["spec"]["template"]["spec"]
     assert pod["automountServiceAccountToken"] is False

@@ -63,7 +63,7 @@ exit 11
 
 
 def build_name(recipe: Recipe, repository: str) -> str:
-    """Name of the Job and ConfigMap: the same for equal recipes that go to the same repository."""
+    """Name of the Job: the same for equal recipes that go to the same repository."""
     return f"ddtree-build-{hashlib.sha256(f'{recipe.digest} {repository}'.encode()).hexdigest()[:12]}"
 
 
@@ -106,14 +106,18 @@ def build_objects(
     }
     if owner is not None:
         metadata["ownerReferences"] = [dict(owner)]
+    data = {key: base64.b64encode(files[path]).decode() for key, path in keys.items()}
+    # Named by content: one recipe may need another context, with another wheelhouse say, while pods of an earlier Job
+    # are there, and a kubelet never reads an immutable ConfigMap anew as long as one of its pods names it.
+    context = f"{name}-{hashlib.sha256(repr(sorted(data.items())).encode()).hexdigest()[:8]}"
     config_map = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata,
+        "metadata": {**metadata, "name": context},
         "immutable": True,
-        "binaryData": {key: base64.b64encode(files[path]).decode() for key, path in keys.items()},
+        "binaryData": data,
     }
-    spec = _job_spec(recipe, config, keys, name=name, repository=repository, secret=secret, timeout=timeout)
+    spec = _job_spec(recipe, config, keys, held=context, repository=repository, secret=secret, timeout=timeout)
     spec["template"]["metadata"] = {"labels": metadata["labels"]}
     return [config_map, {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}]
 
@@ -123,14 +127,14 @@ def _job_spec(
     config: BuildConfig,
     keys: Mapping[str, str],
     *,
-    name: str,
+    held: str,
     repository: str,
     secret: str,
     timeout: int | None,
 ) -> dict[str, Any]:
     context: dict[str, Any] = {"name": "context", "mountPath": "/context", "readOnly": True}
     volumes: list[dict[str, Any]] = [
-        {"name": "context", "configMap": {"name": name, "items": [{"key": k, "path": p} for k, p in keys.items()]}},
+        {"name": "context", "configMap": {"name": held, "items": [{"key": k, "path": p} for k, p in keys.items()]}},
         {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"} if recipe.builder == "buildkit" else {}},
     ]
     mounts: list[dict[str, Any]] = [context, {"name": "tmp", "mountPath": "/tmp"}]

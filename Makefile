@@ -5,6 +5,8 @@ SHELL := bash
 export DDTREE_CACHE ?= $(HOME)/.cache/ddtree
 # Environments are made on first use and keyed by the content of their lock files.
 export PYTHONPATH := $(CURDIR)/operator:$(CURDIR)/cli
+# What hangs fails in the end, and is named (seconds for one test with its fixtures); most tests have limits of their own.
+export PYTEST_TIMEOUT ?= 2400
 OPS = $$(dev/env.sh ops)
 ENGINE = $$(dev/env.sh engine)
 

@@ -15,10 +15,10 @@ from sglang.sim.server import Engine
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT; the exit code."""
     settings, script = parse(sys.argv[1:] if argv is None else argv)
-    stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    signal.signal(signal.SIGINT, lambda *_: stopping.set())
-    if stopping.wait(script.start_delay):
+    # Waited for, not handled: a handler may run, or be put off, in the very moment in which its thread begins to wait.
+    ends = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    if signal.sigtimedwait(ends, script.start_delay):
         return 0
     error = start_error(settings, script)
     if error is not None:
@@ -32,8 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     port = engine.server_address[1]
     threading.Thread(target=engine.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     print(f"The server is fired up and ready to roll! (simulated, http://{settings.host}:{port})", flush=True)
-    while not stopping.wait(3600):
-        pass
+    signal.sigwait(ends)
     started = time.monotonic()
     engine.drain()
     print(f"Gracefully exiting after {time.monotonic() - started:.1f} s", flush=True)

@@ -105,6 +105,7 @@ def client(two_nodes: Installed) -> Client:
     status = made.reaches(NS, NAME, "Stable", "RolledBack")
     assert status["phase"] == "Stable", status["message"]
     made.until(lambda: places(made) == ["node-a", SECOND], "an engine on each node")
+    made.until(lambda: len(pods(made)) == 2, "the baseline's engines have drained")
     return start_client(made, NS, NAME, every=0.05, patience=PATIENCE, node="node-a")
 
 
@@ -123,7 +124,8 @@ def test_what_serves_loses_a_node_and_gets_its_engine_back_elsewhere(two_nodes: 
     assert seen["phase"] == "Stable"
     assert f"1/2 engines ready; node {SECOND} does not answer" in seen["message"]
     assert f"node {SECOND} does not answer" in made.events(NS, NAME, "NodeLost")[-1]["message"]
-    [lost] = [p for p in pods(made) if p["metadata"]["uid"] in uids]
+    assert len(uids) == 1
+    lost = next(p for p in pods(made) if p["metadata"]["uid"] in uids)
     out = next(epoch(c["lastTransitionTime"]) for c in conditions(lost) if c["type"] == "Ready")  # of the endpoints
     whole = made.until(lambda: places(made) == ["node-a", "node-a"] and time.time() - began, "two engines on node-a")
     status = made.until(

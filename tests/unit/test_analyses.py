@@ -180,12 +180,18 @@ async def test_used_up_pairs_end_an_analysis_with_a_record():
     assert Script.asked == 23
 
 
-@pytest.mark.asyncio
-async def test_a_paused_rollout_is_sent_no_pairs_and_goes_on_where_it_was(script):
+async def under_way(script) -> Bench:
+    """An analysis that has sent five pairs and goes on."""
     script.answers = (EQUAL,)
     bench = Bench()
     bench.begin()
     await asyncio.wait_for(script.fifth.wait(), 60)
+    return bench
+
+
+@pytest.mark.asyncio
+async def test_a_paused_rollout_is_sent_no_pairs_and_goes_on_where_it_was(script):
+    bench = await under_way(script)
     bench.analyses.rest("llm", "qwen")
     asked = Script.asked
     for _ in range(20):
@@ -199,10 +205,7 @@ async def test_a_paused_rollout_is_sent_no_pairs_and_goes_on_where_it_was(script
 
 @pytest.mark.asyncio
 async def test_pairs_go_to_the_engine_that_took_anothers_place(script):
-    script.answers = (EQUAL,)
-    bench = Bench()
-    bench.begin()
-    await asyncio.wait_for(script.fifth.wait(), 60)
+    bench = await under_way(script)
     assert script.reached == (["b"], ["c"])
     bench.begin(canary="d")  # as each look does, with what is ready then
     assert (await bench.over()).outcome == "pass"

@@ -90,6 +90,11 @@ class Revision:
         """True when it must not run again without retry or a new spec."""
         return self.result in {"rolledBack", "aborted", "undone"}
 
+    @property
+    def ended(self) -> bool:
+        """True when its rollout is over, and it is not what should serve: taken back, or replaced."""
+        return self.blocked or self.result == "superseded"
+
     def changed(self, **fields: Any) -> Revision:
         """A copy with some fields replaced."""
         return replace(self, **fields)

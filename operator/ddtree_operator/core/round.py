@@ -89,7 +89,7 @@ class Round:
         """Seconds for which a canary that has ended may go on serving while the stable set is not whole; below 0 when
         that time is over, or it has not ended.
         """
-        if not canary.blocked and canary.result != "superseded":
+        if not canary.ended:
             return -1.0
         return canary.at + seconds(self.spec.rollback.progress_deadline) - self.now
 
@@ -184,8 +184,8 @@ class Round:
         found = None
         for revision in self.revisions.values():
             engines = self.engines_of(revision)
-            ended = revision.blocked or revision.result == "superseded"
-            if ended and engines is not None and engines.ready and selector in (self.shared(), self.only(revision)):
+            answers = engines is not None and engines.ready
+            if revision.ended and answers and selector in (self.shared(), self.only(revision)):
                 left = self.leaving(revision)
                 found = left if found is None else max(found, left)
         return found

@@ -78,7 +78,10 @@ async def profile(engine: Any, order: dict[str, Any]) -> dict[str, Any]:
     from sglang.srt.managers.io_struct import ProfileReq
 
     request = ProfileReq(
-        output_dir=order["folder"], activities=order["activities"], with_stack=False, record_shapes=False
+        output_dir=order["folder"],
+        activities=order["activities"],
+        with_stack=order.get("stack", False),
+        record_shapes=False,
     )
     await engine.tokenizer_manager.start_profile(request)
     done = await generate(engine, order)

@@ -1,7 +1,7 @@
 # ruff: noqa: E501 (tables are printed in one piece)
 """The engine on a GPU: parity with plain decoding, and throughput of plain, chain and trees. Writes one JSON file.
 
-usage: engine.py OUT.json --pair FOLDER --prompts IDS.json --phase parity,speed,steps,profile,sample,requests [options]
+usage: engine.py OUT.json --pair FOLDER --prompts IDS.json --phase parity,speed,steps,prefill,profile,sample,requests [options]
 
 All engines live at once on the GPU and take turns in random order, so that runs are paired in time. Each (engine,
 concurrency) runs once unmeasured first. A run's tokens, seconds, verify steps, accepted drafts and the hash of its
@@ -13,162 +13,16 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import random
-import select
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from engines import Child, read_prompts, start
 from journal import Journal
-
-HERE = Path(__file__).resolve().parent
-COMMON: dict[str, Any] = {
-    "attention_backend": "triton",
-    "sampling_backend": "pytorch",
-    "disable_prefill_cuda_graph": True,
-    "skip_tokenizer_init": True,
-    "context_length": 2048,
-    "mem_fraction_static": 0.95,
-    "sleep_on_idle": True,
-    "log_level": "info",
-    "random_seed": 0,
-}
-
-
-def engine_kwargs(name: str, pair: Path, extra: dict[str, Any]) -> dict[str, Any]:
-    """Engine keywords of a name: plain, chain16, chain8, tree63, tree63+nooverlap, tree63+nograph, tree15+page16, tree15+stock, chain16+fa3+pg, plain+tp2."""
-    kind, *options = name.split("+")
-    out = COMMON | extra | {"model_path": str(pair / "target")}
-    if kind.startswith("chain"):
-        out |= {"speculative_algorithm": "DFLASH", "speculative_draft_model_path": str(pair / "drafter")}
-        out["speculative_num_draft_tokens"] = int(kind[5:])
-    elif kind.startswith("tree"):
-        out |= {"speculative_algorithm": "DDTREE", "speculative_draft_model_path": str(pair / "drafter")}
-        out["speculative_ddtree_budget"] = int(kind[4:])
-    elif kind != "plain":
-        raise SystemExit(f"unknown engine {name!r}: plain, chainWIDTH or treeBUDGET")
-    for option in options:
-        if option == "nooverlap":
-            out["disable_overlap_schedule"] = True
-        elif option == "nograph":
-            out |= {"disable_decode_cuda_graph": True}
-        elif option.startswith("page"):
-            out["page_size"] = int(option[4:])
-        elif option == "fa3":
-            out["attention_backend"] = "fa3"
-        elif option == "pg":  # CUDA graphs for prefill, as SGLang has them by default, for few sizes
-            del out["disable_prefill_cuda_graph"]
-            out["cuda_graph_bs_prefill"] = [64, 128, 256, 512, 1024]
-        elif option == "grammar":  # needs the target's tokenizer
-            out |= {"grammar_backend": "xgrammar", "skip_tokenizer_init": False}
-        elif option.startswith("tp"):
-            out["tp_size"] = int(option[2:])
-        elif option in ("spine", "stock"):
-            pass  # an environment variable, see Child
-        else:
-            raise SystemExit(f"unknown engine option {option!r}")
-    return out
-
-
-class Child:
-    """One engine process. ``path``: a folder whose packages come before the installed ones."""
-
-    def __init__(self, name: str, kwargs: dict[str, Any], logs: Path, path: Path | None = None) -> None:
-        self.name = name
-        self.plugin = ""  # the file of the plugin that a started engine has loaded
-        spec = logs / f"{name}.json"
-        spec.write_text(json.dumps(kwargs))
-        self.log = logs / f"{name}.log"
-        read, write = os.pipe()
-        environment = dict(os.environ)
-        if path is not None:
-            environment["PYTHONPATH"] = f"{path}{os.pathsep}{environment.get('PYTHONPATH', '')}"
-        if "+spine" in name:
-            environment["SGLANG_DDTREE_SPINE"] = "1"
-        if "+stock" in name:
-            environment["SGLANG_DDTREE_ATTENTION"] = "stock"
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                # -P: this folder has a kernels.py, and Transformers would take it for the package of that name
-                [sys.executable, "-P", str(HERE / "child.py"), str(write), str(spec)],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=(write,),
-                env=environment,
-                text=True,
-            )
-        os.close(write)
-        self._answers = os.fdopen(read)
-
-    def answer(self, timeout: float) -> dict[str, Any]:
-        """The next answer; an error with the log's end if there is none in time."""
-        ready, _, _ = select.select([self._answers], [], [], timeout)
-        line = self._answers.readline() if ready else ""
-        if not line:
-            tail = self.log.read_text(errors="replace")[-1500:]
-            return {"error": f"{self.name}: {'died' if ready else f'no answer in {timeout:.0f} s'}\n{tail}"}
-        got: dict[str, Any] = json.loads(line)
-        if "error" in got:
-            got["error"] += "\n" + self.log.read_text(errors="replace")[-1500:]
-        return got
-
-    def ask(self, command: str, order: dict[str, Any], timeout: float = 300) -> dict[str, Any]:
-        """Send a command and wait for its answer. Raises RuntimeError with the reason if it fails."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({command: order}) + "\n")
-        self.process.stdin.flush()
-        got = self.answer(timeout)
-        if "error" in got:
-            raise RuntimeError(f"{self.name}: {got['error']}")
-        return got
-
-    def stop(self) -> None:
-        """End the engine; its own children end with it."""
-        try:
-            assert self.process.stdin is not None
-            self.process.stdin.close()
-            self.process.wait(20)
-        except (subprocess.TimeoutExpired, OSError):
-            self.process.kill()
-
-
-def start(
-    names: list[str], pair: Path, extra: dict[str, Any], logs: Path, timeout: float, stagger: float
-) -> tuple[dict[str, Child], dict[str, str]]:
-    """Start engines side by side: those that came up, and of the others the end of what they said."""
-    children: list[Child] = []
-    try:
-        for name in names:
-            children.append(Child(name, engine_kwargs(name, pair, extra), logs))
-            time.sleep(stagger)
-        return came_up(children, timeout)
-    except BaseException:
-        for child in children:
-            child.stop()
-        raise
-
-
-def came_up(children: list[Child], timeout: float) -> tuple[dict[str, Child], dict[str, str]]:
-    """Wait for engines that are starting; those that fail or are late are ended."""
-    alive, failed = {}, {}
-    deadline = time.monotonic() + timeout
-    for child in children:
-        got = child.answer(max(1.0, deadline - time.monotonic()))
-        if "error" in got:
-            failed[child.name] = got["error"][-1200:]
-            print(f"FAILED {child.name}: {failed[child.name]}", flush=True)
-            child.stop()
-        else:
-            print(f"started {child.name} in {got['started']:.0f} s", flush=True)
-            child.plugin = str(got["plugin"])
-            alive[child.name] = child
-    return alive, failed
 
 
 def summary(order: dict[str, Any], got: dict[str, Any]) -> dict[str, Any]:
@@ -290,6 +144,34 @@ def steps(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Na
             )
 
 
+def prefill(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Namespace, journal: Journal) -> None:
+    """What a prefill costs: seconds from a request to its only token, one at a time. ``new``: prompts that no engine has
+    seen, by a beginning of their own; ``cached``: the same again, of which only the last token is computed."""
+    rng = random.Random(args.seed)
+    runs: list[dict[str, Any]] = []
+    for repeat in range(-1, args.step_repeats):
+        fresh = [[rng.randrange(100, 5000) for _ in range(4)] + p for p in rng.sample(prompts, 16)]
+        for name in rng.sample(list(engines), len(engines)):
+            for kind in ("new", "cached"):
+                order = {"prompts": fresh, "concurrency": 1, "params": {"temperature": 0, "max_new_tokens": 1}}
+                got = engines[name].ask("run", order)
+                if repeat >= 0:
+                    ms = round(got["seconds"] * 1000 / len(fresh), 3)
+                    run = {"engine": name, "kind": kind, "repeat": repeat, "prefill_ms": ms}
+                    runs.append(journal.add("runs", run))
+    for name in engines:
+        text = []
+        for kind in ("new", "cached"):
+            mine = [r["prefill_ms"] for r in runs if (r["engine"], r["kind"]) == (name, kind)]
+            text.append(f"{kind} {statistics.median(mine):7.2f} ms ({min(mine):.2f}-{max(mine):.2f})")
+        print(f"prefill {name:16} {'  '.join(text)}", flush=True)
+    for name in args.profiled.split(",") if args.profiled else []:
+        folder = args.out.with_suffix("") / f"prefill-{name}"
+        order = {"prompts": [[rng.randrange(100, 5000) for _ in range(4)] + p for p in prompts[:2]], "concurrency": 1,
+                 "params": {"temperature": 0, "max_new_tokens": 1}}  # fmt: skip
+        engines[name].ask("profile", order | {"folder": str(folder), "activities": ["CPU", "GPU"], "stack": True})
+
+
 def sample(engines: dict[str, Child], prompts: list[list[int]], args: argparse.Namespace, journal: Journal) -> None:
     """Temperature 1 with top-k and top-p: the third token's frequencies beside plain's, as a chi-square statistic over
     its degrees of freedom. The first token is the prefill's, the others come from trees."""
@@ -368,20 +250,8 @@ def profile(engines: dict[str, Child], prompts: list[list[int]], args: argparse.
                     print(traces.show(label, summed), flush=True)
 
 
-def read_prompts(path: Path, pair: Path) -> list[list[int]]:
-    """Token ids from a JSON list, or from the "text" of JSON lines by the target's tokenizer; in a fixed random order."""
-    if path.suffix != ".jsonl":
-        ids: list[list[int]] = json.loads(path.read_text())
-        return ids
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(pair / "target" / "tokenizer.json"))
-    texts = [json.loads(line)["text"] for line in path.read_text().splitlines() if line.strip()]
-    random.Random(3).shuffle(texts)
-    return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-
-
-PHASES = {"parity": parity, "speed": speed, "steps": steps, "profile": profile, "sample": sample, "requests": requests}
+PHASES = {"parity": parity, "speed": speed, "steps": steps, "profile": profile, "prefill": prefill, "sample": sample,
+          "requests": requests}  # fmt: skip
 
 
 def main() -> int:

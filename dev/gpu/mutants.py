@@ -21,9 +21,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from engines import Child, came_up, engine_kwargs, read_prompts
 from journal import Journal
 
-from engine import Child, came_up, engine_kwargs, read_prompts, summary
+from engine import summary
 
 FAULTS = Path(__file__).resolve().parents[2] / "tests/engine/mutations"
 sys.path.append(str(FAULTS))

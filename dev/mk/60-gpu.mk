@@ -16,7 +16,7 @@ oracle: ## a larger sample of random trees against the heap, in the interpreter 
 
 test-gpu: ## kernels on a GPU against their references, 100,000 random trees
 	@$(HAS_GPU) || { $(NEEDS_GPU); }
-	PYTHONPATH=$(KERNEL_PATH) $(GPU_PYTHON) -m pytest -q tests/unit/test_kernels_build.py tests/unit/test_kernels_verify.py tests/unit/test_kernels_attention.py
+	PYTHONPATH=$(KERNEL_PATH) $(GPU_PYTHON) -m pytest -q tests/unit/test_kernels_build.py tests/unit/test_kernels_verify.py tests/unit/test_kernels_attention.py tests/unit/test_kernels_penalties.py tests/unit/test_kernels_backend.py
 	PYTHONPATH=$(KERNEL_PATH) $(GPU_PYTHON) dev/gpu/kernels.py build/gpu-kernels.json
 	PYTHONPATH=$(KERNEL_PATH) $(GPU_PYTHON) dev/gpu/attention.py build/gpu-attention.json
 

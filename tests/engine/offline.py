@@ -2,13 +2,14 @@
 text.
 
 usage: offline.py PAIR_FOLDER SPEC.json OUT.json SPEC {"prompts": [[ids]], "texts": [[greedy ids, longer than tokens
-by a block]], "tokens": n, "budget": b or 0 for the chain} OUT  [[the accepted path of each step: nodes of its tree,
-root first] of each prompt]"""
+by a block]], "tokens": n, "budget": b or 0 for the chain, "block": positions the drafter drafts} OUT  [[the accepted
+path of each step: nodes of its tree, root first] of each prompt]"""
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -41,7 +42,7 @@ def main() -> None:
     folder, spec_path, out_path = map(Path, sys.argv[1:4])
     spec = json.loads(spec_path.read_text())
     model = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32).eval()
-    shape = Shape.read(folder / "drafter")
+    shape = replace(Shape.read(folder / "drafter"), block=spec["block"])
     drafter = Drafter(shape, load_file(folder / "drafter" / "model.safetensors")).eval()
     embed, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     out = []

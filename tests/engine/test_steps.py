@@ -18,20 +18,23 @@ ASKED = prompts(30, seed=77)
 ROUNDS = [ask(ASKED, temperature=0, max_new_tokens=TOKENS, ignore_eos=True)]
 
 
-def scenario(budget: int, dump: Path) -> Scenario:
+def scenario(budget: int, block: int, dump: Path) -> Scenario:
     if not budget:
         return Scenario.make("steps-chain", engine("DFLASH"), ROUNDS)
     options, env = engine("DDTREE", speculative_ddtree_budget=budget), {"DDTREE_TEST_DUMP": str(dump)}
-    return Scenario.make(f"steps-{budget}", options, ROUNDS, env=env, fault="dump-paths")
+    if block != BLOCK:
+        options["speculative_dflash_block_size"] = block
+    return Scenario.make(f"steps-{budget}-{block}", options, ROUNDS, env=env, fault="dump-paths")
 
 
-@pytest.mark.parametrize("budget", [0, 3, 15, 63])
-def test_steps_are_the_offline_ones(fleet: Fleet, tmp_path: Path, budget: int) -> None:
+@pytest.mark.parametrize(("budget", "block"), [(0, BLOCK), (3, BLOCK), (5, 4), (15, BLOCK), (63, BLOCK)])
+def test_steps_are_the_offline_ones(fleet: Fleet, tmp_path: Path, budget: int, block: int) -> None:
+    """``block`` smaller than the drafter's own: ``--speculative-dflash-block-size``."""
     dump = tmp_path / "paths.jsonl"
-    future = fleet.submit(scenario(budget, dump))
+    future = fleet.submit(scenario(budget, block, dump))
     texts = greedy("tiny", ASKED, TOKENS + BLOCK)
     (tmp_path / "spec.json").write_text(
-        json.dumps({"prompts": ASKED, "texts": texts, "tokens": TOKENS, "budget": budget})
+        json.dumps({"prompts": ASKED, "texts": texts, "tokens": TOKENS, "budget": budget, "block": block})
     )
     subprocess.run(
         [python(), HERE / "offline.py", models("tiny"), tmp_path / "spec.json", tmp_path / "out.json"],

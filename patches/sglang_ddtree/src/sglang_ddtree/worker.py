@@ -330,9 +330,10 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
             if self._tree_sampler is not None and out.can_run_graph:
                 return self._tree_sampler.trees(rows), True
             hidden = out.logits_output.hidden_states
-            drafted = hidden.view(rows, block, -1)[:, 1:].reshape(rows * (block - 1), -1)
+            depth = self.config.depth  # no node is deeper: no head for those positions
+            drafted = hidden.view(rows, block, -1)[:, 1 : 1 + depth].reshape(rows * depth, -1)
             tokens, vals, lse = candidate_topk(drafted, self._head(), self.candidates, with_partition=True)
-        table = (rows, block - 1, self.candidates)
+        table = (rows, depth, self.candidates)
         tree = self.ops.build(
             vals.view(table),
             tokens.view(table),

@@ -73,8 +73,8 @@ class TreeSampler:
     def __call__(self, hidden: torch.Tensor, input_ids: torch.Tensor, positions: torch.Tensor) -> Tree:
         """hidden [bs * block, H], input_ids and positions [bs * block]."""
         block = self.config.block
-        rows, depth = hidden.shape[0] // block, block - 1
-        drafted = hidden.view(rows, block, -1)[:, 1:].reshape(rows * depth, -1)
+        rows, depth = hidden.shape[0] // block, self.config.depth  # no node is deeper: no head for those positions
+        drafted = hidden.view(rows, block, -1)[:, 1 : 1 + depth].reshape(rows * depth, -1)
         ids, vals, lse = candidates(drafted, self._head(), self.count)
         table = (rows, depth, self.count)
         out = self._trees.rows(rows)

@@ -147,6 +147,38 @@ def test_what_changes_nothing_about_a_rollout_does_not_stop_its_analysis(monkeyp
     assert sim.analyses.rested > before
 
 
+def test_a_mistake_in_the_spec_stops_neither_an_abort_nor_an_alert(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = Sim(monkeypatch)
+    run(promotion(sim))
+    serving = sim.serves()
+    sim.edit(canary={"steps": [{"weight": 50}, {"pause": {}}, {"analysis": {}}]})
+    sim.retuned(31)
+    run(sim.until("Paused"))
+    canary = sim.status["revision"]
+    sim.edit(engine={"speculative": {"algorithm": "DDTREE", "budget": "wide"}}, canary={"steps": []})
+    run(sim.until("Invalid"))
+    run(sim.run(30))
+    assert (sim.serves(), sim.sets()) == ("both", {serving, canary})
+    command(sim, "abort")
+    run(sim.run(60))
+    assert (sim.serves(), sim.sets()) == (serving, {serving})
+    sim.edit(canary={})
+    sim.retuned(15)  # what serves
+    run(sim.until("Stable"))
+    sim.edit(rollback={"watch": "ever"})
+    run(sim.until("Invalid"))
+    run(tell(sim, serving))
+    run(sim.run(90))
+    earlier = sim.serves()
+    assert earlier not in {serving, canary}
+    assert sim.sets() == {earlier}  # its engines were gone, and are made from the settings that held last
+    assert sim.status["phase"] == "Invalid"
+    assert not sim.outages
+    writes = sim.server.writes
+    run(sim.run(300))
+    assert sim.server.writes == writes
+
+
 @pytest.mark.parametrize("end", ["abort", "a new spec"])
 def test_an_ended_canary_answers_alone_until_the_deadline(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sim = Sim(monkeypatch, rollback={"progressDeadline": "60s"})

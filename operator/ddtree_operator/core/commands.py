@@ -10,6 +10,8 @@ from ddtree_operator.core.rolling import roll_back, verdict_so_far
 from ddtree_operator.core.round import Round
 from ddtree_operator.core.units import clip
 
+BACKWARD = {Verb.ABORT, Verb.UNDO, Verb.PAUSE}  # done even while the spec has a mistake
+
 
 def obey(r: Round, wanted: Revision, serving: Revision | None) -> Revision:
     """Carry out the pending request, if it is new. Returns the wanted revision as it is afterwards."""
@@ -32,6 +34,8 @@ def _do(r: Round, request: ActionRequest, wanted: Revision, serving: Revision | 
     who = request.by or "someone"
     why = f" ({request.reason})" if request.reason else ""
     verb = request.verb
+    if r.mistake and verb not in BACKWARD:
+        return f"{verb} refused: the spec has a mistake, correct it first ({r.mistake})"
     open_ = not wanted.blocked and wanted.result != "promoted" and wanted.progress is not None
     if verb is Verb.RETRY:
         if not wanted.blocked:

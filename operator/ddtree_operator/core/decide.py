@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddtree_operator.api.names import LABEL_REVISION
-from ddtree_operator.api.refusals import InvalidResourceError, not_yet
-from ddtree_operator.core import gateway, report, revisions, rolling
+from ddtree_operator.core import gateway, report, rolling
 from ddtree_operator.core.actions import QUIET, Action, ApplyService, Attest, DeleteEngines, PruneRevision
 from ddtree_operator.core.alarms import heed
 from ddtree_operator.core.commands import obey
 from ddtree_operator.core.facts import Observed, Revision
 from ddtree_operator.core.meanwhile import ENGINES_REFUSED
 from ddtree_operator.core.round import Round
+from ddtree_operator.core.standstill import in_force, remember, stand_still
 from ddtree_operator.core.units import clip, seconds
 from ddtree_operator.core.waiting import lost_node, waiting_for
 from ddtree_operator.core.watch import watch
@@ -37,17 +37,15 @@ def decide(
 ) -> Decision:
     """One look at one resource.
 
-    ``spec`` and ``status`` are the resource's own, raw; ``now`` is epoch seconds. A spec that does not parse changes
-    nothing that runs: it is reported, and what serves goes on.
+    ``spec`` and ``status`` are the resource's own, raw; ``now`` is epoch seconds. A spec with a mistake is reported and
+    begins nothing: what serves goes on, a rollout stands still, and both can go back (:mod:`core.standstill`).
     """
-    try:
-        parsed = revisions.parse(spec)
-        if missing := not_yet(parsed):
-            raise InvalidResourceError(missing)
-    except ValueError as error:
-        return _invalid(str(error), seen, now, generation, status)
-    r = Round(name=name, spec=parsed, seen=seen, now=now)
-    wanted = r.wanted()
+    parsed, mistake = in_force(spec, seen.revisions, seen.sets)
+    if parsed is None:
+        finished = report.invalid(mistake, {}, now, generation, status)
+        return Decision(tuple(report.events(status, finished)), finished)
+    r = Round(name=name, spec=parsed, seen=seen, now=now, mistake=mistake)
+    wanted = remember(r, r.wanted())
     serving = _adopted(r, wanted, r.serving())
     wanted = obey(r, wanted, serving)
     wanted = heed(r, wanted)
@@ -58,6 +56,8 @@ def decide(
     if goal is None:
         r.point_service(r.only(None))
         gateway.leave(r)
+    elif mistake and goal.result == "":
+        stand_still(r, goal, serving)
     elif serving is not None and goal.hash == serving.hash:
         _steady(r, goal)
         if goal.hash == wanted.hash:  # else the spec asks for something else, which was blocked
@@ -77,14 +77,11 @@ def decide(
             r.report.phase = "RolledBack"
         r.report.message = clip(f"{r.report.message}; {blocked.reason}") if moving else blocked.reason
     finished = report.status(r, r.revisions[wanted.hash], serving, generation, status)
+    if mistake:
+        finished = report.invalid(mistake, finished, now, generation, status)
     actions = r.actions + report.events(status, finished)
     again = r.again or any(not isinstance(a, QUIET) for a in actions)
     return Decision(tuple(actions), finished, again=again, wake=r.wake)
-
-
-def _invalid(message: str, seen: Observed, now: float, generation: int, status: dict[str, Any]) -> Decision:
-    finished = report.invalid(message, now, generation, status)
-    return Decision(tuple(report.events(status, finished)), finished)
 
 
 def _undisturbed(r: Round, wanted: Revision) -> bool:

@@ -83,6 +83,8 @@ class Revision:
     alarms: tuple[dict[str, Any], ...] = ()  # alerts that were judged, oldest first, with what came of each
     watched: str = ""  # what the watch after promotion came to: rolledBack | told; "" while nothing is wrong
     returned: bool = False  # serves because a later revision was left again
+    settings: dict[str, Any] = field(default_factory=dict)  # the rest of the spec, as it last held with this revision
+    turn: int = 0  # counts up when the spec asks for another revision: the greatest is what it asked for last
     log: tuple[dict[str, Any], ...] = ()  # who did what to its rollout, newest last, bounded: at, by, verb, text
 
     @property

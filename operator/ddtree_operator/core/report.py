@@ -19,6 +19,9 @@ LOG_SHOWN = 2  # entries of the log of past revisions; the wanted one's is shown
 BUILD_FAILED = "build failed: "  # how the reason of such a rollback begins
 ALERT_LABELS = 8  # of an alert shown in a row of the history
 
+# Fields and conditions that go on changing while a rollout stands still.
+_FRESH = {"history", "lastAction", "replicas", "readyReplicas", "Ready", "Routed"}
+
 # Conditions that become Events when they turn False, with the reasons that are no news or have an Event of their own.
 _QUIET: dict[str, set[str]] = {
     "Valid": set(),
@@ -250,16 +253,24 @@ def _as_before(placed: tuple[str, str, str], old: dict[str, Any]) -> tuple[str, 
     return (*placed[:2], str(was.get("message", ""))) if same else placed
 
 
-def invalid(message: str, now: float, generation: int, old: dict[str, Any]) -> dict[str, Any]:
-    """Status for a spec that does not parse: everything else stays as it was."""
-    kept = [c for c in old.get("conditions", []) if c.get("type") != "Valid"]
-    bad = _stamp([condition("Valid", "False", "InvalidSpec", message)], old.get("conditions", []), now, generation)
+def invalid(message: str, decided: dict[str, Any], now: float, generation: int, old: dict[str, Any]) -> dict[str, Any]:
+    """Status while the spec has a mistake. ``decided`` is what it would be without, {} when nothing could be decided.
+
+    Of a rollout that stands still (Paused) nothing new is learnt, and what was said of it stays.
+    """
+    before, after = ({c.get("type"): c for c in x.get("conditions", [])} for x in (old, decided))
+    known, conditions = decided, after
+    if decided.get("phase", "Paused") == "Paused":
+        known = {**decided, **{k: v for k, v in old.items() if k not in decided or k not in _FRESH}}
+        conditions = {**after, **before, **{k: c for k, c in after.items() if k in _FRESH}}
+    valid = _stamp([condition("Valid", "False", "InvalidSpec", message)], old.get("conditions", []), now, generation)
+    moving = decided.get("phase") in {"Promoting", "RolledBack", "Degraded"}
     return {
-        **old,
+        **known,
         "phase": "Invalid",
-        "message": clip(message),
+        "message": clip(f"{message}; meanwhile: {decided['message']}") if moving else clip(message),
         "observedGeneration": generation,
-        "conditions": bad + kept,
+        "conditions": valid + [c for kind, c in conditions.items() if kind != "Valid"],
     }
 
 

@@ -19,6 +19,12 @@ def revision_part(spec: DDTreeSpec) -> dict[str, Any]:
     return {k: full[k] for k in REVISION_FIELDS if k in full}
 
 
+def settings_part(spec: DDTreeSpec) -> dict[str, Any]:
+    """The other fields, without defaults and without ``replicas``, which an autoscaler may change at any time."""
+    full = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return {k: v for k, v in full.items() if k not in {*REVISION_FIELDS, "replicas"}}
+
+
 def revision_hash(spec: DDTreeSpec) -> str:
     """Ten hex digits over :func:`revision_part`."""
     text = json.dumps(revision_part(spec), sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -9,7 +9,7 @@ from ddtree_operator.api.spec import BuildSpec, Step
 from ddtree_operator.core import gateway, swap
 from ddtree_operator.core.actions import Analyze, StartBuild
 from ddtree_operator.core.engine_errors import error_line, refusal
-from ddtree_operator.core.facts import EngineSet, Progress, Revision
+from ddtree_operator.core.facts import AnalysisFact, EngineSet, Progress, Revision
 from ddtree_operator.core.meanwhile import relieve, unstuck, uphold
 from ddtree_operator.core.report import BUILD_FAILED
 from ddtree_operator.core.revisions import baseline_speculative, engine_set_name
@@ -43,7 +43,7 @@ def roll(r: Round, revision: Revision, stable: Revision | None) -> None:
         return
     canary, baseline, enough = started
     gateway.hold_back(r, revision, canary)
-    if _crashed(r, revision, canary, "canary") or (baseline.baseline and _crashed(r, revision, baseline, "baseline")):
+    if crashed(r, revision, canary, "canary") or (baseline.baseline and crashed(r, revision, baseline, "baseline")):
         return
     progress = revision.progress
     assert progress is not None
@@ -245,7 +245,7 @@ def _weight(steps: list[Step], index: int) -> int:
     return next((s.weight for s in reversed(steps[: index + 1]) if s.weight is not None), 0)
 
 
-def _crashed(r: Round, revision: Revision, engines: EngineSet, who: str) -> bool:
+def crashed(r: Round, revision: Revision, engines: EngineSet, who: str) -> bool:
     """Roll back for an engine that refuses to serve or keeps crashing, in its own words."""
     for pod in engines.pods:
         if pod.lost:
@@ -409,9 +409,7 @@ def _analyse(r: Round, revision: Revision, canary: EngineSet, baseline: EngineSe
         _advance(r, revision, summary=found.summary)
         return
     if found.outcome == "fail":
-        r.report.verdict = ("False", "Failed", clip(found.reason))
-        failed = r.save(revision, summary=found.summary)
-        roll_back(r, failed, f"analysis failed: {found.reason}", "analysis")
+        analysis_failed(r, revision, found)
         return
     r.report.verdict = ("Unknown", "NotYet", clip(found.reason))
     policy = r.spec.canary.analysis
@@ -421,6 +419,13 @@ def _analyse(r: Round, revision: Revision, canary: EngineSet, baseline: EngineSe
         _inconclusive(r, revision, f"{why}: {found.reason}")
         return
     r.actions.append(Analyze(revision.hash, revision.attempt, progress.step, baseline.name, canary.name))
+
+
+def analysis_failed(r: Round, revision: Revision, found: AnalysisFact) -> None:
+    """Roll back for what an analysis found."""
+    r.report.verdict = ("False", "Failed", clip(found.reason))
+    failed = r.save(revision, summary=found.summary)
+    roll_back(r, failed, f"analysis failed: {found.reason}", "analysis")
 
 
 def _unmatched(r: Round, revision: Revision) -> None:

@@ -42,6 +42,7 @@ class Round:
     spec: DDTreeSpec
     seen: Observed
     now: float
+    mistake: str = ""  # in the spec as it is now: ``spec`` is the last one that held
     revisions: dict[str, Revision] = field(default_factory=dict)
     actions: list[Action] = field(default_factory=list)
     report: Report = field(default_factory=Report)

@@ -23,6 +23,7 @@ from ddtree_operator.core.facts import (
     Revision,
     WayBack,
 )
+from ddtree_operator.core.standstill import in_force
 from ddtree_operator.handlers import live_prompts, read
 from ddtree_operator.handlers.analyses import Analyses, Key
 from ddtree_operator.handlers.builds import Builds, Order, silent
@@ -116,10 +117,7 @@ class Observer:
         attested = True
         analysis: AnalysisFact | None = None
         outlook = ""
-        try:
-            view.spec = revisions.parse(resource.get("spec") or {})
-        except ValueError:
-            view.spec = None
+        view.spec, _ = in_force(resource.get("spec") or {}, known, read.engine_sets(deployments, pods, lost))
         if view.spec is not None:
             wanted = next((r for r in known if r.hash == revisions.revision_hash(view.spec)), None)
             if wanted is not None and not wanted.blocked and wanted.result != "promoted":

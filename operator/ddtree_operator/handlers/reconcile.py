@@ -115,14 +115,14 @@ class Reconciler:
             fresh = (event(held),) if old.get("heldReplicas") != held else ()
             actions = (*decision.actions, *fresh)
             decision = replace(decision, status=told(decision.status, held), actions=actions)
-        invalid = decision.status.get("phase") == "Invalid"  # changes nothing that runs, nor what was learnt of it
-        if not invalid:
+        nothing_held = view.spec is None  # it is not known what is wanted, and nothing of what was learnt is dropped
+        if not nothing_held:
             self.analyses.forget(namespace, name, keep=view.analysis_key)
         there = read.addresses(view.observed.sets)
         self.analyses.there(namespace, name, there)
         self.watches.there(namespace, name, there)
         watching = decision.noted or any(isinstance(a, Watch) for a in decision.actions)
-        if not invalid:
+        if not nothing_held:
             self.watches.forget(namespace, name, keep=view.watch_key if watching else None)
         measuring = decision.undisturbed or any(isinstance(a, Analyze) for a in decision.actions)
         if decision.status.get("phase") != "Starting" and not measuring:

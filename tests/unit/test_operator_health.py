@@ -77,6 +77,21 @@ def test_a_resource_that_the_watch_never_mentioned_counts_and_a_deleted_one_does
     assert fresh.lag == 0
 
 
+def test_what_the_watch_delivers_while_an_older_list_is_read_is_not_behind() -> None:
+    clock = Clock()
+    fresh = Freshness(clock)
+    began = clock.now
+    clock.now += 1
+    fresh.delivered(resource("a", "5"))  # made after the list began, which lacks it
+    clock.now += 1
+    fresh.listed([], began)
+    fresh.listed([resource("a", "5")], clock.now)
+    clock.now += 10
+    assert fresh.lag == 0
+    fresh.listed([], clock.now)  # it is gone, and the watch did not say so
+    assert fresh.empty
+
+
 def test_liveness_turns_red_when_lists_fail_and_when_the_watch_is_dead() -> None:
     clock = Clock()
     health = Health(30, Metrics(), clock)
@@ -125,13 +140,15 @@ def test_each_look_tells_whether_the_watches_of_children_live() -> None:
 
 
 def test_nothing_is_kept_of_children_that_are_gone() -> None:
-    children = Children(Clock())
+    clock = Clock()
+    children = Children(clock)
     children.listed("pods", "llm", "m", [child("a", "5")])
     children.delivered("pods", child("a", "5"))
     children.delivered("pods", child("a", "6"), deleted=True)
     children.listed("pods", "llm", "m", [child("b", "7")])
     children.forget("llm", "m")  # deleted before its pod was delivered
     children.delivered("deployments", child("d", "5", "n"))
+    clock.now += 1
     children.listed("deployments", "llm", "n", [])  # and one whose end the watch never told
     assert not children._known
 

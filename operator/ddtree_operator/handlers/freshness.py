@@ -18,7 +18,7 @@ class Freshness:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._delivered: dict[str, str] = {}  # uid -> resourceVersion
+        self._delivered: dict[str, tuple[str, float]] = {}  # uid -> resourceVersion, and when
         self._behind: dict[str, tuple[float, str]] = {}  # uid -> since when, and which version the watch still owes
 
     def delivered(self, obj: dict[str, Any], *, deleted: bool = False) -> None:
@@ -29,19 +29,27 @@ class Freshness:
             self._behind.pop(meta["uid"], None)
             return
         version = meta.get("resourceVersion", "")
-        if not _reached(self._delivered.get(meta["uid"]), version):  # one that comes twice, or late, takes nothing back
-            self._delivered[meta["uid"]] = version
+        if not self._has(meta["uid"], version):  # one that comes twice, or late, takes nothing back
+            self._delivered[meta["uid"]] = (version, self._clock())
         _, owed = self._behind.get(meta["uid"], (0.0, version))
-        if _reached(self._delivered[meta["uid"]], owed):
+        if self._has(meta["uid"], owed):
             self._behind.pop(meta["uid"], None)
 
-    def listed(self, objects: Iterable[dict[str, Any]]) -> None:
-        """A complete list shows these objects."""
+    def listed(self, objects: Iterable[dict[str, Any]], began: float | None = None) -> None:
+        """A complete list shows these objects. ``began``: when it was asked for, by the clock; None for just now.
+
+        What was delivered after that may be missing from it though it is there, and stays known.
+        """
         now = self._clock()
+        began = now if began is None else began
         present = {o["metadata"]["uid"]: o["metadata"].get("resourceVersion", "") for o in objects}
-        self._delivered = {u: v for u, v in self._delivered.items() if u in present}
-        late = {u: version for u, version in present.items() if not _reached(self._delivered.get(u), version)}
+        self._delivered = {u: d for u, d in self._delivered.items() if u in present or d[1] >= began}
+        late = {u: version for u, version in present.items() if not self._has(u, version)}
         self._behind = {u: (self._behind.get(u, (now, ""))[0], version) for u, version in late.items()}
+
+    def _has(self, uid: str, version: str) -> bool:
+        """Whether the watch is at that version of an object or past it."""
+        return uid in self._delivered and _reached(self._delivered[uid][0], version)
 
     def unlist(self) -> None:
         """Nobody lists any more: what lists have shown counts no longer."""
@@ -75,10 +83,12 @@ class Children:
         self._of(key).delivered(obj, deleted=deleted)
         self._tidy(key)
 
-    def listed(self, plural: str, namespace: str, name: str, objects: Iterable[dict[str, Any]]) -> None:
+    def listed(
+        self, plural: str, namespace: str, name: str, objects: Iterable[dict[str, Any]], began: float | None = None
+    ) -> None:
         """A complete list of a resource's objects of a kind, by the same label."""
         key = (plural, namespace, name)
-        self._of(key).listed(objects)
+        self._of(key).listed(objects, began)
         self._tidy(key)
 
     def unlist(self) -> None:
@@ -105,10 +115,8 @@ class Children:
             del self._known[key]
 
 
-def _reached(delivered: str | None, listed: str) -> bool:
-    """Whether the watch is at the listed version or past it."""
-    if delivered is None:
-        return False
+def _reached(delivered: str, listed: str) -> bool:
+    """Whether one version is the other or a later one."""
     try:
         return int(delivered) >= int(listed)
     except ValueError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,10 +81,8 @@ class Kube:
         self._timeout = timeout
         self._may_write: Callable[[], bool] = lambda: True
         self.on_answer: Callable[[str, str, int], None] = lambda verb, resource, code: None  # code 0: no answer
-        # told of every complete list that labels alone chose
-        self.on_list: Callable[[Kind, str, str, builtins.list[Object]], None] = lambda kind, namespace, labels, found: (
-            None
-        )
+        # told of every complete list that labels alone chose: kind, namespace, labels, objects, when it began
+        self.on_list: Callable[[Kind, str, str, builtins.list[Object], float], None] = lambda *_: None
 
     def fenced(self, may_write: Callable[[], bool]) -> Kube:
         """The same connection, which refuses to write while ``may_write`` says no."""
@@ -161,9 +160,10 @@ class Kube:
 
     async def list(self, kind: Kind, namespace: str = "", labels: str = "", fields: str = "") -> list[Object]:
         """All objects that the selectors of labels and fields choose."""
+        began = time.monotonic()
         found = [item async for page in self.pages(kind, namespace, labels, fields) for item in page]
         if labels and not fields:
-            self.on_list(kind, namespace, labels, found)
+            self.on_list(kind, namespace, labels, found, began)
         return found
 
     async def pages(

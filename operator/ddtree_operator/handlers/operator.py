@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import ssl
+import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 
@@ -160,11 +161,11 @@ class Operator:
             await term.end()
             self.health.children.unlist()
 
-    def _listed(self, kind: Kind, namespace: str, labels: str, found: list[Object]) -> None:
+    def _listed(self, kind: Kind, namespace: str, labels: str, found: list[Object], began: float) -> None:
         """What a look lists of a resource has to come by watch, too."""
         label, _, name = labels.partition("=")
         if kind in CHILDREN and label == LABEL_DEPLOYMENT and "," not in name:
-            self.health.children.listed(kind.plural, namespace, name, found)
+            self.health.children.listed(kind.plural, namespace, name, found, began)
 
     async def _receive_alerts(self) -> None:
         """On standby, too: what is recorded is seen by whichever replica works."""
@@ -217,6 +218,7 @@ class Operator:
         """Look at everything, whatever the watches say; standby replicas read along, to know that they could."""
         assert self._kube is not None
         found: list[Object] = []  # metadata only
+        began = time.monotonic()
         try:
             for namespace in self.namespaces:
                 async for page in self._kube.pages(DDTREE, namespace):
@@ -227,5 +229,5 @@ class Operator:
         for resource in found:
             if self._term is not None:
                 self._term.resync(resource["metadata"]["namespace"], resource["metadata"]["name"])
-        self.health.freshness.listed(found)
+        self.health.freshness.listed(found, began)
         self.health.resynced()

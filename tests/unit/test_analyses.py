@@ -16,6 +16,7 @@ from ddtree_operator.api.spec import AnalysisSpec, PrometheusCheck
 from ddtree_operator.core.facts import Revision
 from ddtree_operator.handlers import analyses, checks, memory, records
 from ddtree_operator.handlers.analyses import Analyses, Kept, Key, Running
+from ddtree_operator.handlers.kube import ApiError
 
 pytestmark = pytest.mark.unit
 
@@ -255,13 +256,13 @@ class OneConfigMap:
 @pytest.mark.asyncio
 async def test_a_record_in_its_config_map_is_what_a_restart_finds():
     kube: Any = OneConfigMap()
-    assert await records.load(kube, KEY) is None
+    assert await records.load(kube, KEY, "1") is None
     digests = []
     for count in (10, 20):
         run = Running(POLICY, 2000, 1_700_000_000.0, Tally(POLICY), pairs=[GOOD] * count)
         verdict = evaluate(run.pairs, POLICY)
         digests.append(await records.save(kube, KEY, run, verdict, RESOURCE))
-    kept = await records.load(kube, KEY)
+    kept = await records.load(kube, KEY, "1")
     assert kept is not None
     assert (kept.digest, kept.started_at) == (digests[1], 1_700_000_000.0)
     assert (len(kept.record.pairs), kept.record.verdict) == (20, verdict)
@@ -269,7 +270,24 @@ async def test_a_record_in_its_config_map_is_what_a_restart_finds():
     assert kube.kept["data"] == {"outcome": "pass", "reason": verdict.reason}
     assert kube.kept["metadata"]["ownerReferences"][0]["uid"] == "1"
     kube.kept["binaryData"] = {"pairs.jsonl.gz": "bm9uc2Vuc2U="}
-    assert await records.load(kube, KEY) is None
+    assert await records.load(kube, KEY, "1") is None
+
+
+@pytest.mark.asyncio
+async def test_a_record_of_an_earlier_resource_of_the_same_name_is_neither_read_nor_written():
+    kube: Any = OneConfigMap()
+    run = Running(POLICY, 2000, 1_700_000_000.0, Tally(POLICY), pairs=[GOOD] * 20)
+    verdict = evaluate(run.pairs, POLICY)
+    await records.save(kube, KEY, run, verdict, RESOURCE)
+    before = dict(kube.kept)
+    anew = {**RESOURCE, "metadata": {**RESOURCE["metadata"], "uid": "2"}}
+    assert await records.load(kube, KEY, "2") is None
+    with pytest.raises(ApiError, match="does not belong to this resource"):
+        await records.save(kube, KEY, run, verdict, anew)
+    assert kube.kept == before
+    kube.kept = None  # collected with its owner
+    await records.save(kube, KEY, run, verdict, anew)
+    assert await records.load(kube, KEY, "2") is not None
 
 
 def test_what_was_done_to_a_rollout_outlives_the_operator():

@@ -215,7 +215,7 @@ class Actor:
                 canary_speculates=spec.engine.speculative.algorithm is not Algorithm.NONE,
                 baseline_speculates=_baseline_speculates(view, baseline.revision if baseline else "", action),
             )
-            earlier = await records.load(self._kube, key)
+            earlier = await records.load(self._kube, key, view.resource["metadata"]["uid"])
             self._analyses.adopt(key, policy, wanted.max_pairs, wanted.prometheus, earlier)
         self._analyses.ensure(
             key,
@@ -256,7 +256,7 @@ class Actor:
         assert view.spec is not None
         for step in reversed(range(len(view.spec.canary.steps))):
             if view.spec.canary.steps[step].analysis is not None:
-                kept = await records.load(self._kube, (*key, step))
+                kept = await records.load(self._kube, (*key, step), view.resource["metadata"]["uid"])
                 if kept is not None:
                     return kept
         return None

@@ -310,11 +310,11 @@ def test_many_resources_at_rest_are_looked_at_less_often(monkeypatch: pytest.Mon
         sim = Sim(monkeypatch)
         await sim.until("Stable")
         await sim.run(60)
-        assert await sim.reconciler.reconcile(KEY) == sim.reconciler.rest(KEY)
-        assert 30.0 * SOONEST <= sim.reconciler.rest(KEY) <= 30.0
+        assert await sim.reconciler.reconcile(KEY) == sim.reconciler.until_next_look(KEY)
+        assert 30.0 * SOONEST <= sim.reconciler.until_next_look(KEY) <= 30.0
         sim.reconciler._resources |= {("llm", f"r{i}"): {} for i in range(999)}
-        assert await sim.reconciler.reconcile(KEY) == sim.reconciler.rest(KEY)
-        assert SOONEST * 1000 / LOOKS <= sim.reconciler.rest(KEY) <= 1000 / LOOKS
+        assert await sim.reconciler.reconcile(KEY) == sim.reconciler.until_next_look(KEY)
+        assert SOONEST * 1000 / LOOKS <= sim.reconciler.until_next_look(KEY) <= 1000 / LOOKS
 
     run(story())
 
@@ -326,7 +326,7 @@ def test_resources_that_came_to_rest_together_are_not_looked_at_together(monkeyp
     for key in reconciler._resources:
         at = 0.0
         while at < 1000:
-            wait = reconciler.rest(key)
+            wait = reconciler.until_next_look(key)
             assert 0 < wait <= reconciler.resync  # never later
             at += wait
             looks[int(at)] += 1

@@ -64,7 +64,7 @@ class Reconciler:
         """Seconds within which a resource at rest is looked at again."""
         return max(self._settings.resync, len(self._resources) / LOOKS)
 
-    def rest(self, key: tuple[str, str]) -> float:
+    def until_next_look(self, key: tuple[str, str]) -> float:
         """Seconds until the next look at a resource at rest: its own share of the resync, always the same.
 
         Resources that came to rest together would else be looked at together for ever, all at once.
@@ -155,7 +155,7 @@ class Reconciler:
             self._moving.add(key)
             return min(decision.wake, max(BUSY, len(self._moving) / LOOKS))
         self._moving.discard(key)
-        return min(decision.wake, self.rest(key))
+        return min(decision.wake, self.until_next_look(key))
 
     def _refused(self, view: View) -> None:
         """What the API server refused to create is a problem of the spec until it is tried again."""

@@ -290,7 +290,10 @@ def test_a_request_is_acted_on_once() -> None:
     world.retuned(15).until("Analyzing")
     world.ask("abort").until("RolledBack")
     request = world.request
+    taken = world.status["lastAction"]["at"]
+    assert taken == world.status["history"][-1]["log"][-1]["at"]
     world.ask("retry").until("Analyzing")
+    assert world.status["lastAction"]["at"] > taken
     world.status = {}
     handled = world.writes
     world.tick()

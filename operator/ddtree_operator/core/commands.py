@@ -27,7 +27,7 @@ def obey(r: Round, wanted: Revision, serving: Revision | None) -> Revision:
     now = r.revisions[wanted.hash]
     if not refused:
         now = r.log(now, str(request.verb), request.by or "someone", note)
-    return r.save(now, handled=request.id, handled_note=clip(note))
+    return r.save(now, handled=request.id, handled_note=clip(note), handled_at=r.now)
 
 
 def _do(r: Round, request: ActionRequest, wanted: Revision, serving: Revision | None) -> str:

@@ -80,6 +80,7 @@ class Revision:
     fallback: str = ""  # undo: the revision to serve instead
     handled: str = ""  # id of the last request acted on while this was the wanted revision
     handled_note: str = ""  # what came of it
+    handled_at: float = 0.0
     alarms: tuple[dict[str, Any], ...] = ()  # alerts that were judged, oldest first, with what came of each
     watched: str = ""  # what the watch after promotion came to: rolledBack | told; "" while nothing is wrong
     returned: bool = False  # serves because a later revision was left again

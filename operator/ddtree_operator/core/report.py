@@ -211,7 +211,8 @@ def status(
     if wanted.handled:
         request = r.seen.request
         who = {"verb": str(request.verb), "by": request.by} if request and request.id == wanted.handled else {}
-        out["lastAction"] = {"id": wanted.handled, "result": wanted.handled_note, **who}
+        at = {"at": iso(wanted.handled_at)} if wanted.handled_at else {}  # an older operator did not keep it
+        out["lastAction"] = {"id": wanted.handled, "result": wanted.handled_note, **at, **who}
     return out
 
 

@@ -14,7 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sglang_ddtree.kernels import account, attention, build, kv_move, lse, mask, walk, window
+from sglang_ddtree.kernels import account, attention, build, kv_move, lse, mask, penalties, walk, window
 
 TREE_OUT = {"tokens": "*i64", "parents": "*i32", "depths": "*i32", "positions": "*i64", "scores": "*fp32",
             "counts": "*i32", "stats": "*fp32"}  # fmt: skip
@@ -136,6 +136,15 @@ CASES["open window"] = (
     {"S": 64},
     1,
 )  # fmt: skip
+for lanes in (16, 64, 256):
+    CASES[f"penalties {lanes} lanes"] = (
+        penalties._weigh_kernel,
+        {"logits": "*fp32", "counts": "*i32", "slots": "*i64", "tokens": "*i64", "parents": "*i32",
+         **dict.fromkeys(("frequency", "presence", "repetition"), "*fp32"),
+         **dict.fromkeys(("V", "Q", "D", "tiles", "step"), "i32")},
+        {"TILE": penalties._TILE, "NODES": penalties._NODES, "S": lanes},
+        4,
+    )  # fmt: skip
 CASES["log-sum-exp"] = (
     lse._lse_kernel,
     {"logits": "*bf16", "out": "*fp32", "V": "i32", "stride": "i32", "P": "i32"},

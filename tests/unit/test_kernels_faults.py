@@ -70,8 +70,18 @@ def moved_by_ops(backend: ModuleType) -> torch.Tensor:
     return torch.stack([*kv.k_buffer, *kv.v_buffer])
 
 
+def penalised(penalties: ModuleType) -> torch.Tensor:
+    """Token 3 is the root and is drafted again."""
+    logits = torch.ones((2 * WIDTH, 8))
+    counts, one = torch.tensor([[0, 0, 0, 1, 0, 0, 0, 0]], dtype=torch.int32).repeat(2, 1), torch.ones(2)
+    tokens = torch.tensor([[3, 4, 5, 3, 6, 4]]).repeat(2, 1)
+    penalties.weigh(logits, counts, torch.arange(2), one * 0.5, one * 0.25, one * 2, tokens, PARENTS, STEPS - 1)
+    return logits
+
+
 RESULTS: dict[str, Callable[[ModuleType], torch.Tensor]] = {
     "mask.py": words, "attention.py": attention, "kv_move.py": moved, "backend.py": moved_by_ops,
+    "penalties.py": penalised,
 }  # fmt: skip
 
 

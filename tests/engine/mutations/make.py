@@ -107,8 +107,13 @@ FAULTS: dict[str, tuple[str, tuple[Edit, ...]]] = {
         (
             (
                 "penalties.py",
-                "        total = counts.gather(1, path.view(batch, -1)).view_as(path) + seen\n",
-                "        total = counts.gather(1, path.view(batch, -1)).view_as(path) + seen * 0\n",
+                "    total = counts.gather(1, path.view(batch, -1)).view_as(path) + seen\n",
+                "    total = counts.gather(1, path.view(batch, -1)).view_as(path) + seen * 0\n",
+            ),
+            (
+                "kernels/penalties.py",
+                "                count += tl.where((up >= 0) & (token == draft), 1, 0)\n",
+                "                count += tl.where((up >= 0) & (token == draft), 0, 0)\n",
             ),
         ),
     ),
@@ -117,8 +122,13 @@ FAULTS: dict[str, tuple[str, tuple[Edit, ...]]] = {
         (
             (
                 "penalties.py",
-                "        total = counts.gather(1, path.view(batch, -1)).view_as(path) + seen\n",
-                "        total = counts.gather(1, path.view(batch, -1)).view_as(path) + seen + (path == tokens[:, :1, None])\n",
+                "    total = counts.gather(1, path.view(batch, -1)).view_as(path) + seen\n",
+                "    total = counts.gather(1, path.view(batch, -1)).view_as(path) + seen + (path == tokens[:, :1, None])\n",
+            ),
+            (
+                "kernels/penalties.py",
+                "            tl.debug_barrier()\n",
+                "            count += tl.where(token == tl.load(tokens + b * Q), 1, 0)\n            tl.debug_barrier()\n",
             ),
         ),
     ),

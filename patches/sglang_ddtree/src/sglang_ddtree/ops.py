@@ -7,7 +7,9 @@ from typing import Any, Protocol
 
 import torch
 
+from sglang_ddtree import penalties
 from sglang_ddtree import tree as torch_tree
+from sglang_ddtree.penalties import Terms
 from sglang_ddtree.tree import Accepted, Opened, Opening, Tree
 
 
@@ -40,6 +42,12 @@ class TreeOps(Protocol):
 
     def walk(self, tree: Tree, target: torch.Tensor, prefix_lens: torch.Tensor, *, steps: int) -> Accepted:
         """Accepted paths; target [bs, width]."""
+
+    def weigh(
+        self, logits: torch.Tensor, counts: torch.Tensor, slots: torch.Tensor, terms: Terms, tree: Tree, *, depth: int
+    ) -> None:
+        """Penalties by the tokens before each node, in place: logits float32 [bs * width, vocab], counts int32
+        [any, vocab], whose rows ``slots`` [bs] are the batch's."""
 
     def move_kv(self, pool: Any, window: torch.Tensor, accept_index: torch.Tensor) -> None:
         """Copy the KV of every path to the front of its request's ``window`` [bs, width] in the target's pool. A slot
@@ -80,6 +88,12 @@ class TorchOps:
 
     def walk(self, tree: Tree, target: torch.Tensor, prefix_lens: torch.Tensor, *, steps: int) -> Accepted:
         return torch_tree.walk(tree.tokens, tree.parents, target, prefix_lens, steps)
+
+    def weigh(
+        self, logits: torch.Tensor, counts: torch.Tensor, slots: torch.Tensor, terms: Terms, tree: Tree, *, depth: int
+    ) -> None:
+        own = counts.index_select(0, slots.long())
+        penalties.weigh(logits, own, terms, tree.tokens, tree.parents, depth)
 
     def move_kv(self, pool: Any, window: torch.Tensor, accept_index: torch.Tensor) -> None:
         source, target = moves(window, accept_index)

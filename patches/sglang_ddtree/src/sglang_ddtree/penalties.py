@@ -122,38 +122,36 @@ def scale(logits: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     return torch.where(logits < 0, logits * factor, logits / factor)
 
 
-def adjust(
-    logits: torch.Tensor,
-    counts: torch.Tensor,
-    terms: Terms,
-    tokens: torch.Tensor,
-    parents: torch.Tensor,
-    positions: torch.Tensor,
-    depth: int,
+def weigh(
+    logits: torch.Tensor, counts: torch.Tensor, terms: Terms, tokens: torch.Tensor, parents: torch.Tensor, depth: int
 ) -> None:
-    """Penalties of every node, in place. logits [bs * width, vocab]; counts integer [bs, vocab] of the output so far,
-    root included; tokens, parents, positions [bs, width] of the trees. Scores of a path's tokens are worked out from
-    the raw ones and replace what all nodes of the request have in common, so nothing but the logits is as large as
-    they are."""
+    """Frequency, presence and repetition penalties of every node, in place. logits [bs * width, vocab]; counts integer
+    [bs, vocab] of the output so far, root included; tokens, parents [bs, width] of the trees. Scores of a path's tokens
+    are worked out from the raw ones and replace what all nodes of the request have in common, so nothing but the logits
+    is as large as they are. On a GPU it is ``kernels.penalties``, which must give the same."""
     batch, width = tokens.shape
     table = logits.view(batch, width, -1)
-    if terms.added or terms.scaled:
-        path, drafts = path_tokens(tokens, parents, depth)
-        raw = table.gather(2, path)
-        seen = ((path[..., :, None] == path[..., None, :]) & drafts[..., None, :]).sum(-1)
-        total = counts.gather(1, path.view(batch, -1)).view_as(path) + seen
-        value = raw - added(total, terms)
-        value = scale(value, torch.where(total > 0, terms.repetition.view(-1, 1, 1), 1.0))
-        if terms.added:
-            table.sub_(added(counts, terms)[:, None, :])
-        for row, penalty in terms.scaled:
-            table[row] = scale(table[row], torch.where(counts[row] > 0, penalty, 1.0))
-        table.scatter_(2, path, value.to(table.dtype))
-    if terms.held:
-        output = positions - terms.prompt[:, None] + 1  # the root is in the output and not yet in the prefix
-        short = output < terms.minimum[:, None]
-        at = terms.stops[:, None, :].expand(batch, width, -1)
-        table.scatter_(2, at, table.gather(2, at).masked_fill_(short[:, :, None], float("-inf")))
+    path, drafts = path_tokens(tokens, parents, depth)
+    raw = table.gather(2, path)
+    seen = ((path[..., :, None] == path[..., None, :]) & drafts[..., None, :]).sum(-1)
+    total = counts.gather(1, path.view(batch, -1)).view_as(path) + seen
+    value = raw - added(total, terms)
+    value = scale(value, torch.where(total > 0, terms.repetition.view(-1, 1, 1), 1.0))
+    if terms.added:
+        table.sub_(added(counts, terms)[:, None, :])
+    for row, penalty in terms.scaled:
+        table[row] = scale(table[row], torch.where(counts[row] > 0, penalty, 1.0))
+    table.scatter_(2, path, value.to(table.dtype))
+
+
+def hold(logits: torch.Tensor, terms: Terms, positions: torch.Tensor) -> None:
+    """``min_new_tokens``, in place: what ends a text is forbidden at nodes before it. positions [bs, width]."""
+    batch, width = positions.shape
+    table = logits.view(batch, width, -1)
+    output = positions - terms.prompt[:, None] + 1  # the root is in the output and not yet in the prefix
+    short = output < terms.minimum[:, None]
+    at = terms.stops[:, None, :].expand(batch, width, -1)
+    table.scatter_(2, at, table.gather(2, at).masked_fill_(short[:, :, None], float("-inf")))
 
 
 class Penalties:
@@ -164,18 +162,20 @@ class Penalties:
         self._shape, self._device = (slots, vocab), device
         self._counts: torch.Tensor | None = None
 
-    def _table(self) -> torch.Tensor:
+    @property
+    def table(self) -> torch.Tensor:
+        """All counts."""
         if self._counts is None:
             self._counts = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
         return self._counts
 
     def counts(self, slots: torch.Tensor) -> torch.Tensor:
         """Of the requests in ``slots`` [bs]: int32 [bs, vocab]."""
-        return self._table().index_select(0, slots.long())
+        return self.table.index_select(0, slots.long())
 
     def count(self, slots: torch.Tensor, tokens: torch.Tensor, lengths: torch.Tensor | None = None) -> None:
         """Add the first ``lengths`` [bs] tokens (all, if None) of tokens [bs, n] to the output of their requests."""
-        table = self._table()
+        table = self.table
         once = torch.ones_like(tokens, dtype=torch.int32)
         if lengths is not None:
             once = (torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]).int()
@@ -188,7 +188,7 @@ class Penalties:
         adjustments SGLang has prepared for this pass (a copy of the scheduler's) are replaced: they know of none."""
         sampling, requests = batch.sampling_info, batch.reqs
         going = {id(request) for request in batch.decoding_reqs or ()}
-        table = self._table()
+        table = self.table
         entering = [row for row, request in enumerate(requests) if id(request) not in going]
         slots = batch.req_pool_indices.long()
         if entering:

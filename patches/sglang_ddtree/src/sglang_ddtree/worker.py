@@ -28,7 +28,7 @@ from sglang_ddtree import selfcheck
 from sglang_ddtree.config import TAIL_ENV, Config, Refused
 from sglang_ddtree.metrics import Metrics
 from sglang_ddtree.ops import TreeOps, select_ops
-from sglang_ddtree.penalties import Penalties, adjust, read_terms, wanted
+from sglang_ddtree.penalties import Penalties, hold, read_terms, wanted
 from sglang_ddtree.plugin import settings
 from sglang_ddtree.sampling import target_tokens
 from sglang_ddtree.tree import Accepted, Opening, Tree
@@ -403,9 +403,12 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
             logits = logits_output.next_token_logits
             penalties = self._penalties_for(batch)
             if penalties is not None:
-                counts = penalties.counts(batch.req_pool_indices)
                 terms = read_terms(batch.reqs, self.vocab_size, str(self.device))
-                adjust(logits, counts, terms, tree.tokens, tree.parents, tree.positions, self.config.depth)
+                if terms.added or terms.scaled:
+                    at = batch.req_pool_indices
+                    self.ops.weigh(logits, penalties.table, at, terms, tree, depth=self.config.depth)
+                if terms.held:
+                    hold(logits, terms, tree.positions)
             if grammar_tree is not None:
                 mask = stock.build_grammar_vocab_mask(
                     reqs=batch.reqs,

@@ -14,8 +14,10 @@ from sglang_ddtree.config import Refused
 from sglang_ddtree.kernels.build import TreeBuffers, build_tree
 from sglang_ddtree.kernels.kv_move import KVBuffers, move_accepted_kv
 from sglang_ddtree.kernels.mask import full_mask_cells, write_full_mask
+from sglang_ddtree.kernels.penalties import weigh
 from sglang_ddtree.kernels.walk import WalkBuffers, tree_links, walk_tree
 from sglang_ddtree.kernels.window import open_window
+from sglang_ddtree.penalties import Terms
 from sglang_ddtree.tree import Accepted, Opened, Opening, Tree
 
 
@@ -108,6 +110,13 @@ class TritonOps:
         out = self._walks[self._slot].rows(rows)
         walk_tree(tree.tokens, tree.parents, target, prefix_lens, out)
         return Accepted(out.accept_index, out.accept_len, out.commit_lens, out.bonus, out.out_tokens, out.new_seq_lens)
+
+    def weigh(
+        self, logits: torch.Tensor, counts: torch.Tensor, slots: torch.Tensor, terms: Terms, tree: Tree, *, depth: int
+    ) -> None:
+        """See ``TreeOps.weigh``."""
+        asked = terms.frequency, terms.presence, terms.repetition
+        weigh(logits, counts, slots, *asked, tree.tokens, tree.parents, depth)
 
     def move_kv(self, pool: Any, window: torch.Tensor, accept_index: torch.Tensor) -> None:
         """See ``TreeOps.move_kv``."""

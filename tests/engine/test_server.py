@@ -117,6 +117,49 @@ def test_generate_and_counters(server: str) -> None:
     assert meta["spec_num_proposed_drafts"] == 7 * steps
 
 
+GREEDY = {"temperature": 0, "max_new_tokens": 8}
+FAR = 5_000_000  # no token of any model
+# requests that end a stock engine, and what is said of them
+DEADLY: dict[str, tuple[dict[str, Any], str]] = {
+    "token": ({"input_ids": [40, FAR]}, f"token id {FAR} at position 1 of the prompt is not in the model's vocabulary"),
+    "below": ({"input_ids": [-1, 40]}, "token id -1 at position 0 of the prompt"),
+    "stop": ({"sampling_params": GREEDY | {"stop_token_ids": [FAR], "min_new_tokens": 2}}, f"{FAR} in stop_token_ids"),
+    "huge": ({"sampling_params": {"logit_bias": {"5": 1e300}}}, "the bias of token 5 in logit_bias is 1e+300"),
+    "best": ({"return_logprob": True, "top_logprobs_num": FAR}, f"top_logprobs_num is {FAR}"),
+    "start": ({"return_logprob": True, "logprob_start_len": -7}, "logprob_start_len is -7"),
+    # by HTTP, SGLang's parser of requests says it first
+    "bias": ({"sampling_params": GREEDY | {"logit_bias": {"5": "x"}}}, "the bias of token 5 in logit_bias is 'x'"),
+    "flag": ({"sampling_params": GREEDY | {"skip_special_tokens": "x"}}, "skip_special_tokens is 'x'"),
+    "float": ({"sampling_params": GREEDY | {"max_new_tokens": 2.0}}, "max_new_tokens is 2.0"),
+}
+TYPED = ("bias", "flag", "float")
+BATCHES = {
+    "one": ({"input_ids": [PROMPT, [40, FAR]]}, f"token id {FAR} at position 1 of the prompt"),
+    "empty": ({"input_ids": [PROMPT, []]}, "the prompt is empty"),
+}
+
+
+def test_a_bad_request_gets_400_and_costs_nobody_else_theirs(served: Served) -> None:
+    """All of them while another request runs; it and one after them have the right text."""
+    url, process = served
+    begun = threading.Event()
+    with ThreadPoolExecutor() as clients:
+        other = clients.submit(stream, url, 800, begun)
+        assert begun.wait(TIMEOUT)
+        for name, (body, sentence) in (DEADLY | BATCHES).items():
+            status, answer = fetch(f"{url}/generate", {"input_ids": PROMPT, "sampling_params": GREEDY} | body)
+            assert status == 400, (name, answer)
+            assert sentence in answer or name in TYPED, (name, answer)
+        body = {"model": "x", "prompt": [40, FAR], "max_tokens": 4, "stream": True}
+        assert fetch(f"{url}/v1/completions", body)[0] == 400
+        assert not other.done(), "nothing ran beside them"
+        assert process.poll() is None
+        text = other.result()
+    assert len(text) == 800
+    _, after = fetch(f"{url}/generate", {"input_ids": PROMPT, "sampling_params": GREEDY | {"max_new_tokens": 40}})
+    assert after["output_ids"] == text[:40] == greedy("tiny", [PROMPT], 40)[0]
+
+
 def test_text_and_chat(server: str) -> None:
     status, answer = fetch(
         f"{server}/generate", {"text": "Grüße, 世界! 🎉\n", "sampling_params": {"temperature": 0, "max_new_tokens": 8}}
@@ -294,6 +337,47 @@ REFUSED = {
 SCENARIOS = {
     name: Scenario.make(f"refused-{name}", {"flags": (*BASE, *flags)}, []) for name, (flags, _) in REFUSED.items()
 }
+
+
+def bad_requests(algorithm: str, bodies: list[dict[str, Any]]) -> Scenario:
+    """An engine of one's own, and a sound request beside bad ones, which come a little later."""
+    pair = {"model_path": "@tiny/target", "speculative_draft_model_path": "@tiny/drafter"}
+    bad = [
+        {
+            "ids": body.get("input_ids", PROMPT),
+            "params": body.get("sampling_params", GREEDY),
+            "more": {k: v for k, v in body.items() if k not in ("input_ids", "sampling_params")},
+            "delay": 0.2,
+        }
+        for body in bodies
+    ]
+    sound = {"ids": PROMPT, "params": {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}}
+    name = f"bad-requests-{algorithm}"
+    return Scenario.make(name, pair | {"speculative_algorithm": algorithm}, [{"requests": [sound, *bad]}])
+
+
+BAD = bad_requests("DDTREE", [body for body, _ in DEADLY.values()])
+STOCK = bad_requests("DFLASH", [DEADLY["token"][0]])
+
+
+@pytest.mark.parametrize("scenario", [BAD], ids=["python"])
+def test_the_same_from_python(fleet: Fleet, scenario: Scenario) -> None:
+    outcome = fleet.outcome(scenario)
+    assert outcome.answers is not None, outcome.log[-3000:]
+    sound, *bad = outcome.answers["rounds"][0]
+    assert sound["ids"] == greedy("tiny", [PROMPT], 40)[0]
+    for (_, sentence), answer in zip(DEADLY.values(), bad, strict=True):
+        assert sentence in answer.get("error", ""), answer
+
+
+@pytest.mark.parametrize("scenario", [STOCK], ids=["stock"])
+def test_without_ddtree_nothing_changes_and_such_a_token_ends_the_engine(fleet: Fleet, scenario: Scenario) -> None:
+    """The other side: that request is deadly, and the plugin keeps to engines that ask for DDTREE. If this fails,
+    SGLang has mended it."""
+    outcome = fleet.outcome(scenario)
+    assert outcome.answers is None
+    assert "IndexError: index out of range in self" in outcome.log, outcome.log[-3000:]
+    assert "Scheduler hit an exception" in outcome.log
 
 
 @pytest.mark.parametrize(("name", "scenario"), SCENARIOS.items(), ids=SCENARIOS)

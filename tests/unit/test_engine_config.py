@@ -146,3 +146,12 @@ def test_the_ledger_counts_what_a_width_costs() -> None:
     cpu = ledger.text(Config(63, 16), replace(shape, backend="torch_native", graph_batch=0))
     assert "CUDA graphs" not in cpu
     assert f"the mask of a step, {32 * 64} rows" in cpu
+
+
+def test_what_graphs_took_is_said_with_the_flag_that_shrinks_it() -> None:
+    lines = ledger.graphs({"the target": 3.5 * ledger.MIB, "the drafter": 0.0}, [1, 2, 4, 8]).splitlines()
+    rest = "for 4 batch sizes up to 8 (--cuda-graph-max-bs-decode)"
+    assert lines == [
+        f"ddtree: memory:      3.5 MiB  measured: CUDA graphs of the target, {rest}",
+        f"ddtree: memory:      0.0 MiB  measured: CUDA graphs of the drafter, {rest}",
+    ]

@@ -1,7 +1,9 @@
-"""What a DDTREE engine's memory goes to beyond weights and the KV of running text, before it is launched. Pure."""
+"""What a DDTREE engine's memory goes to beyond weights and the KV of running text: before it is launched, and what its
+CUDA graphs have taken once they are recorded. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sglang_ddtree.config import Config
@@ -77,7 +79,7 @@ def text(config: Config, shape: Shape) -> str:
     entries = ledger(config, shape)
     lines = [f"ddtree: memory: {e.size / MIB:8.1f} MiB  {e.what} ({e.flag})" for e in entries]
     total = sum(e.size for e in entries)
-    graphs = f" and CUDA graphs up to batch {shape.graph_batch} (--cuda-graph-max-bs-decode)"
+    graphs = f" and CUDA graphs up to batch {shape.graph_batch}: measured once recorded (--cuda-graph-max-bs-decode)"
     lines.append(
         f"ddtree: memory: {total / MIB:8.1f} MiB  in all, beside weights and the KV of text (--max-total-tokens)"
         + (graphs if shape.graph_batch else "")
@@ -85,3 +87,14 @@ def text(config: Config, shape: Shape) -> str:
     counts = shape.running * shape.vocab * 4
     lines.append(f"ddtree: memory: {counts / MIB:8.1f} MiB  more once a request has penalties (--max-running-requests)")
     return "\n".join(lines)
+
+
+def graphs(taken: Mapping[str, float], sizes: Sequence[int]) -> str:
+    """What recording took, in lines. taken: bytes by whose graphs, in the order of their recording; sizes: the batches
+    there are graphs for. No formula gives this: beside the graphs' own memory it is the buffers that all sizes share,
+    what compiled kernels and libraries keep, and whatever another process on the GPU took or freed meanwhile."""
+    listed = f"for {len(sizes)} batch sizes up to {max(sizes)} (--cuda-graph-max-bs-decode)"
+    return "\n".join(
+        f"ddtree: memory: {size / MIB:8.1f} MiB  measured: CUDA graphs of {whose}, {listed}"
+        for whose, size in taken.items()
+    )

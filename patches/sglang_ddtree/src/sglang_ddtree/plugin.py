@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any
 
-from sglang_ddtree import ledger, live
+from sglang_ddtree import guard, ledger, live
 from sglang_ddtree.config import (
     ALGORITHM,
     BASE_ALGORITHM,
@@ -32,6 +32,7 @@ HOOKS = Hooks()
 FIELD = "speculative_ddtree_budget"
 _GIVEN = "_ddtree_given"  # on the argument record: the budget as the user gave it
 _CONFIG = "_ddtree_config"  # on the argument record: the resolved Config
+_PICTURES = "_ddtree_pictures"  # on the argument record: whether the target sees pictures
 
 
 def register() -> None:
@@ -43,6 +44,7 @@ def register() -> None:
     HOOKS.install("sglang.srt.speculative.spec_info:SpeculativeAlgorithm.create_worker", _wrap_create_worker)
     HOOKS.install("sglang.srt.mem_cache.allocation_sizing:get_req_to_token_extra_context_len", _wrap_headroom)
     HOOKS.install("sglang.srt.speculative.dflash_utils:resolve_dflash_verify_mask_policy", _wrap_mask_policy)
+    guard.install_scheduler(HOOKS, lambda: settings() is not None and not _sees_pictures())
     if not _has_field():
         HOOKS.install("sglang.srt.server_args:ServerArgs.add_cli_args", _wrap_add_cli_args)
         HOOKS.install("sglang.srt.server_args:ServerArgs.from_cli_args", _wrap_from_cli_args)
@@ -85,6 +87,12 @@ def settings() -> Config | None:
     return getattr(server_args, _CONFIG, None)
 
 
+def _sees_pictures() -> bool:
+    from sglang.srt.runtime_context import get_context
+
+    return bool(getattr(get_context().server_args, _PICTURES, False))
+
+
 def _wrap_add_cli_args(original: Any) -> Any:
     def add_cli_args(parser: argparse.ArgumentParser) -> None:
         original(parser)
@@ -124,6 +132,7 @@ def _wrap_pipeline(original: Any) -> Any:
             if given is not None:
                 raise Refused("--speculative-ddtree-budget needs --speculative-algorithm DDTREE")
             return original(server_args)
+        guard.install_intake(HOOKS, lambda: settings() is not None)
         HOOKS.require()
         config = _prepare(server_args, given)
         setattr(server_args, _CONFIG, config)
@@ -177,6 +186,7 @@ def _finish(server_args: Any, config: Config) -> None:
     declare_resolution(server_args, "sglang_ddtree", speculative_dflash_block_size=config.block)
     refuse_arguments({field.name: getattr(cfg, field.name) for field in record_fields(type(server_args))})
     model = model_config_of(server_args)
+    setattr(server_args, _PICTURES, bool(getattr(model, "is_multimodal", False)))
     text = model.hf_text_config
     kinds = set(getattr(text, "layer_types", None) or ())
     refuse_models(

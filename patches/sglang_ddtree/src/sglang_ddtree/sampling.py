@@ -11,6 +11,18 @@ from typing import Any
 import torch
 
 
+def draw(weights: torch.Tensor) -> torch.Tensor:
+    """One draw from each row of weights [N, vocab], which is overwritten: int64 [N]. It is how torch.multinomial makes
+    a single draw, without its check that all weights are numbers: a row of others (a model's overflow) would end the
+    engine, on a GPU by an assert. Here it draws some token."""
+    return weights.div_(torch.empty_like(weights).exponential_()).argmax(-1)
+
+
+def numbers(weights: torch.Tensor) -> torch.Tensor:
+    """A softmax's rows [N, vocab], in place; equal weights where there are none (one NaN makes all of its row NaN)."""
+    return weights.masked_fill_(weights[:, :1].isnan(), 1.0)
+
+
 def target_tokens(logits: torch.Tensor, sampling: Any, positions: torch.Tensor, width: int) -> torch.Tensor:
     """logits [bs * width, vocab], positions [bs * width] of the nodes -> int64 [bs * width]. ``sampling`` is SGLang's
     SamplingBatchInfo or None (greedy). Seeded requests draw by the node's position, as plain decoding does."""
@@ -32,12 +44,12 @@ def target_tokens(logits: torch.Tensor, sampling: Any, positions: torch.Tensor, 
     scaled = logits.float() / temperatures[:, None]
     if not (sampling.need_top_k_sampling or sampling.need_top_p_sampling or sampling.need_min_p_sampling):
         if seed is None:
-            drawn = torch.multinomial(scaled.softmax(-1), 1).view(-1)
+            drawn = draw(scaled.softmax(-1))
         else:
             drawn = multinomial_with_seed(scaled.double().log_softmax(-1), seed, positions).view(-1)
     else:
         drawn = top_k_top_p_min_p_sampling_from_probs_torch(
-            scaled.softmax(-1),
+            numbers(scaled.softmax(-1)),
             top_ks,
             per_node(sampling.top_ps),
             per_node(sampling.min_ps),

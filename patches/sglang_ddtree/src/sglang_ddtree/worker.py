@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +24,9 @@ from sglang.srt.runtime_context import get_exec, get_observability, get_parallel
 from sglang.srt.speculative import dflash_worker_v2 as stock
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.utils.common import get_available_gpu_memory
 
-from sglang_ddtree import selfcheck
+from sglang_ddtree import ledger, selfcheck
 from sglang_ddtree.config import TAIL_ENV, Config, Refused
 from sglang_ddtree.metrics import Metrics
 from sglang_ddtree.ops import TreeOps, select_ops
@@ -99,8 +101,31 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
         runs."""
         self._prepare_gpu()
         super().init_cuda_graphs()
+        free = self._free_memory()
         self._capture_tail()
+        self._print_graphs(free - self._free_memory())
         selfcheck.run(self)
+
+    def _free_memory(self) -> float:
+        """GiB, as SGLang measures around its graphs; 0 where there are none."""
+        graphs = self.model_runner.decode_cuda_graph_runner
+        return float(get_available_gpu_memory(self.device, self.gpu_id)) if graphs is not None else 0.0
+
+    def _print_graphs(self, tail: float) -> None:
+        """What the graphs took, on standard error beside the ledger. tail: of the ends of steps, in GiB; the others'
+        is SGLang's measurement. Never a reason to fail."""
+        graphs = self.model_runner.decode_cuda_graph_runner
+        if graphs is None or self._target_tp_rank != 0:
+            return
+        try:
+            target, draft = (r.graph_memory_usage for r in (self.model_runner, self.draft_model_runner))
+            taken = {"the target": target["target_verify"], "the drafter": draft.get("draft_decode", 0.0)}
+            if self._tail is not None:
+                taken["the ends of steps"] = tail
+            lines = ledger.graphs({whose: size * (1 << 30) for whose, size in taken.items()}, graphs.capture_bs)
+            print(lines, file=sys.stderr, flush=True)
+        except Exception as error:
+            logger.warning("ddtree: no measurement of the CUDA graphs: %s", error)
 
     def _prepare_gpu(self) -> None:
         """Share the mask buffer of the target's graphs, and put candidates and tree into the drafter's graphs."""

@@ -24,7 +24,6 @@ from sglang.srt.runtime_context import get_exec, get_observability, get_parallel
 from sglang.srt.speculative import dflash_worker_v2 as stock
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-from sglang.srt.utils.common import get_available_gpu_memory
 
 from sglang_ddtree import ledger, selfcheck
 from sglang_ddtree.config import TAIL_ENV, Config, Refused
@@ -106,24 +105,30 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
         self._print_graphs(free - self._free_memory())
         selfcheck.run(self)
 
-    def _free_memory(self) -> float:
-        """GiB, as SGLang measures around its graphs; 0 where there are none."""
-        graphs = self.model_runner.decode_cuda_graph_runner
-        return float(get_available_gpu_memory(self.device, self.gpu_id)) if graphs is not None else 0.0
+    def _has_graphs(self) -> bool:
+        on_gpu = str(self.device).split(":")[0] == "cuda"
+        return on_gpu and self.model_runner.decode_cuda_graph_runner is not None
 
-    def _print_graphs(self, tail: float) -> None:
-        """What the graphs took, on standard error beside the ledger. tail: of the ends of steps, in GiB; the others'
-        is SGLang's measurement. Never a reason to fail."""
-        graphs = self.model_runner.decode_cuda_graph_runner
-        if graphs is None or self._target_tp_rank != 0:
+    def _free_memory(self) -> int:
+        """Of the GPU, in bytes, as SGLang measures around its graphs; 0 without graphs."""
+        if not self._has_graphs():
+            return 0
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info()[0])
+
+    def _print_graphs(self, tail: int) -> None:
+        """What the graphs took, on standard error beside the ledger. tail: bytes of the ends of steps; the others' is
+        SGLang's measurement. Never a reason to fail."""
+        if not self._has_graphs() or self._target_tp_rank != 0:
             return
         try:
             target, draft = (r.graph_memory_usage for r in (self.model_runner, self.draft_model_runner))
-            taken = {"the target": target["target_verify"], "the drafter": draft.get("draft_decode", 0.0)}
+            gib = 1 << 30
+            taken = {"the target": target["target_verify"] * gib, "the drafter": draft.get("draft_decode", 0.0) * gib}
             if self._tail is not None:
                 taken["the ends of steps"] = tail
-            lines = ledger.graphs({whose: size * (1 << 30) for whose, size in taken.items()}, graphs.capture_bs)
-            print(lines, file=sys.stderr, flush=True)
+            sizes = self.model_runner.decode_cuda_graph_runner.capture_bs
+            print(ledger.graphs(taken, sizes), file=sys.stderr, flush=True)
         except Exception as error:
             logger.warning("ddtree: no measurement of the CUDA graphs: %s", error)
 

@@ -1,7 +1,9 @@
 # ruff: noqa: E501 (tables are printed in one piece)
-"""Tables and a picture from the runs of gpu-engine.json.
+"""Tables and a picture from the runs of gpu-engine.json or gpu-load.json.
 
-usage: report.py gpu-engine.json [PICTURE.svg]
+usage: report.py FILE.json [PICTURE.svg]
+
+tree3/4 is a tree of 3 nodes whose drafter drafts 4 positions, root included. Only engines of one run are compared.
 """
 
 from __future__ import annotations
@@ -13,8 +15,30 @@ from math import comb
 from pathlib import Path
 from typing import Any
 
-ORDER = ("plain", "chain4", "chain8", "chain16", "tree3", "tree7", "tree15", "tree31", "tree63")
-COLOURS = {"plain": "#888888", "chain4": "#f0b080", "chain8": "#e08030", "chain16": "#a04000", "tree3": "#9fc5e8", "tree7": "#5b9bd5", "tree15": "#1f6fb5", "tree31": "#134a80", "tree63": "#0a2540"}  # fmt: skip
+ORDER = (
+    "plain",
+    "chain3",
+    "chain4",
+    "chain8",
+    "chain16",
+    "tree2/3",
+    "tree3",
+    "tree3/4",
+    "tree3/8",
+    "tree5/6",
+    "tree7",
+    "tree7/8",
+    "tree15",
+    "tree15/8",
+    "tree31",
+    "tree63",
+    "tree127",
+)
+COLOURS = {
+    "plain": "#888888", "chain3": "#f5cba7", "chain4": "#f0b080", "chain8": "#e08030", "chain16": "#a04000",
+    "tree2/3": "#d4e9d4", "tree3": "#9fc5e8", "tree3/4": "#a9d8a9", "tree3/8": "#8cc98c", "tree5/6": "#66b266", "tree7": "#5b9bd5",
+    "tree7/8": "#3a923a", "tree15": "#1f6fb5", "tree15/8": "#1e6b1e", "tree31": "#134a80", "tree63": "#0a2540", "tree127": "#000000",
+}  # fmt: skip
 
 Runs = dict[int, dict[str, dict[int, dict[str, Any]]]]
 
@@ -58,37 +82,42 @@ def table(runs: Runs) -> str:
     return "\n".join(lines)
 
 
-def picture(runs: Runs) -> str:
-    """Bars of tok/s over the 16 wide chain's (at 64, the best chain's), a group a concurrency."""
+def base_of(engines: dict[str, dict[int, dict[str, Any]]]) -> str:
+    """The fastest chain of a run."""
+    return max((n for n in engines if n.startswith("chain")), key=lambda n: median(engines[n], "tok_s"))
+
+
+def picture(tables: dict[str, Runs]) -> str:
+    """Bars of tok/s over the best chain's of the same run, a group a run and concurrency."""
     bar, gap, height, top = 13, 26, 260, 40
     x, parts = 50.0, []
-    scale = height / 1.7
-    for concurrency, engines in sorted(runs.items()):
-        chains = [n for n in engines if n.startswith("chain")]
-        base = "chain16" if "chain16" in engines else max(chains, key=lambda n: median(engines[n], "tok_s"))
-        begin = x
+    scale = height / 1.8
+    groups = [(c, name, engines) for name, runs in tables.items() for c, engines in runs.items()]
+    for concurrency, name, engines in sorted(groups, key=lambda g: (g[0], g[1])):
+        base, begin = base_of(engines), x
         for n in ORDER:
-            if n in engines and n != "plain":
+            if n in engines:
                 value = median(engines[n], "tok_s") / median(engines[base], "tok_s")
                 parts.append(
                     f'<rect x="{x:.0f}" y="{top + height - value * scale:.1f}" width="{bar - 2}" height="{value * scale:.1f}" fill="{COLOURS[n]}"/>'
                 )
                 x += bar
-        parts.append(
-            f'<text x="{(begin + x) / 2:.0f}" y="{top + height + 16}" text-anchor="middle">{concurrency}</text>'
-        )
+        middle = f'x="{(begin + x) / 2:.0f}" text-anchor="middle"'
+        parts.append(f'<text {middle} y="{top + height + 16}">{concurrency}</text>')
+        if len(tables) > 1:
+            parts.append(f'<text {middle} y="{top + height + 30}" font-size="9">{name}</text>')
         x += gap
     for mark in (0.5, 1.0, 1.5):
         y = top + height - mark * scale
         parts.append(
             f'<line x1="44" x2="{x - gap:.0f}" y1="{y:.1f}" y2="{y:.1f}" stroke="#999" stroke-width="0.6"/><text x="40" y="{y + 4:.1f}" text-anchor="end">{mark}</text>'
         )
-    legend = [n for n in ORDER if n != "plain" and any(n in e for e in runs.values())]
+    legend = [n for n in ORDER if any(n in engines for _, _, engines in groups)]
     for i, n in enumerate(legend):
         parts.append(
             f'<rect x="{50 + i * 74}" y="{top + height + 44}" width="11" height="11" fill="{COLOURS[n]}"/><text x="{65 + i * 74}" y="{top + height + 54}">{n}</text>'
         )
-    title = '<text x="44" y="20">tok/s over the chain of width 16 (at 64: over the best chain), by concurrency; 8B shape, one H200</text>'
+    title = '<text x="44" y="20">tok/s over the best chain of the same run, by concurrency; 8B shape, one H200 an engine set</text>'
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {max(x, 60 + len(legend) * 74):.0f} {top + height + 66}" '
             f'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>{title}{"".join(parts)}</svg>\n')  # fmt: skip
 
@@ -98,20 +127,19 @@ def main() -> int:
     if len(sys.argv) < 2:
         print((__doc__ or "").strip(), file=sys.stderr)
         return 2
-    runs = grouped(json.loads(Path(sys.argv[1]).read_text())["raw"]["speed"])
-    print(table(runs))
-    for concurrency, engines in sorted(runs.items()):
-        for mine, other in (("tree15", "chain16"), ("tree7", "chain8"), ("tree3", "chain4"), ("tree63", "chain16")):
-            if mine in engines and other in engines:
-                print(f"concurrency {concurrency}: {mine} over {other}: {against(engines[mine], engines[other])}")
-        chains = [n for n in engines if n.startswith("chain")]
-        trees = [n for n in engines if n.startswith("tree")]
-        best, tree = (max(names, key=lambda n: median(engines[n], "tok_s")) for names in (chains, trees))
-        print(
-            f"concurrency {concurrency}: best tree {tree} over best chain {best}: {against(engines[tree], engines[best])}"
-        )
+    raw = json.loads(Path(sys.argv[1]).read_text())["raw"]
+    sources = {"": raw} if "speed" in raw else {n: r for n, r in raw.items() if "speed" in r}
+    tables = {name: grouped(source["speed"]) for name, source in sources.items()}
+    for name, runs in tables.items():
+        print(f"{name}\n{table(runs)}" if name else table(runs))
+        for concurrency, engines in sorted(runs.items()):
+            base = base_of(engines)
+            for mine in (n for n in ORDER if n in engines and n.startswith("tree")):
+                print(
+                    f"concurrency {concurrency}: {mine} over the best chain, {base}: {against(engines[mine], engines[base])}"
+                )
     if len(sys.argv) > 2:
-        Path(sys.argv[2]).write_text(picture(runs))
+        Path(sys.argv[2]).write_text(picture(tables))
     return 0
 
 

@@ -3,8 +3,8 @@
 
 usage: step_trace.py TRACE GRAPHS       prints kernel time by name, idle time of the GPU, launches and host waits a step
 
-GRAPHS: CUDA graphs a step launches (2 with a drafter, else 1). Only the middle of the trace counts, where every request
-decodes: from 30 % to 95 % of the graph launches. Times are microseconds.
+GRAPHS: CUDA graphs a step launches (a chain 2, a tree 3 on one GPU, plain 1). Only the middle of the trace counts, where
+every request decodes: from 30 % to 95 % of the graph launches, so prefill must have none. Times are microseconds.
 """
 
 from __future__ import annotations

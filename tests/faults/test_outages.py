@@ -97,3 +97,60 @@ def test_an_api_server_that_is_away_in_a_canary_costs_its_absence_and_one_look(
         assert not sim.outages
 
     run(story())
+
+
+@pytest.mark.parametrize(
+    ("code", "plural", "method", "reason", "words"),
+    [
+        (403, "controllerrevisions", "POST", "Forbidden", "the operator may not create controllerrevisions: no right"),
+        (422, "services", "PATCH", "Refused", "refuses what the operator would write (patch services): no right"),
+        (409, "controllerrevisions", "PATCH", "Conflicts", "cannot patch controllerrevisions, since somebody else"),
+    ],
+)
+def test_a_write_that_is_refused_again_and_again_is_told(
+    code: int, plural: str, method: str, reason: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sim = Sim(monkeypatch)
+    call, steps = sim.server.call_api, [{"weight": 50}, {"pause": {"duration": "20s"}}, {"analysis": {}}]
+
+    async def refused(verb: str, path: str, **more: Any) -> Answer:
+        if verb == method and f"/{plural}" in path:
+            return Answer(code, {"message": "no right"})
+        return await call(verb, path, **more)
+
+    def written() -> Object | None:
+        return next((c for c in sim.status["conditions"] if c["type"] == "Written"), None)
+
+    async def story() -> None:
+        await sim.until("Stable")
+        stable = sim.serves()
+        sim.edit(canary={"steps": steps})
+        sim.retuned(15)
+        with monkeypatch.context() as patch:
+            patch.setattr(sim.server, "call_api", refused)
+            await sim.run(60)
+            found = written()
+            assert found is not None
+            assert (found["status"], found["reason"]) == ("False", reason)
+            assert words in found["message"]
+            assert sim.status["message"] == found["message"]
+            assert "WriteRefused" in {e["reason"] for e in sim.server.events}
+            assert sim.serves() == stable
+            writes = sim.server.writes
+            await sim.run(60)
+            assert written() == found
+            assert sim.server.writes == writes or code == 422  # what can be done meanwhile is
+        await sim.until("Stable")
+        await sim.run(60)
+        assert written() is None
+        assert sim.serves() not in {stable, "both"}
+        assert not sim.outages
+
+    run(story())
+
+
+def test_a_few_conflicts_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = Sim(monkeypatch)
+    sim.server.fault = lambda number: "409" if number % 5 else None
+    run(promotion(sim))
+    assert "WriteRefused" not in {e["reason"] for e in sim.server.events}

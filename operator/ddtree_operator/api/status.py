@@ -38,6 +38,7 @@ class ConditionType(StrEnum):
     PROGRESSING = "Progressing"
     VERDICT = "Verdict"
     ROUTED = "Routed"
+    WRITTEN = "Written"
 
 
 class StatusModel(BaseModel):
@@ -122,7 +123,9 @@ class NodeState(StatusModel):
 class Condition(StatusModel):
     """A condition in the usual Kubernetes form."""
 
-    type: str | None = Field(default=None, description="Valid, Built, Placed, Ready, Progressing, Verdict or Routed.")
+    type: str | None = Field(
+        default=None, description="Valid, Built, Placed, Ready, Progressing, Verdict, Routed or Written."
+    )
     status: str | None = Field(default=None, description="True, False or Unknown.")
     reason: str | None = Field(default=None, description="One word for machines.")
     message: str | None = Field(default=None, description="One sentence for people.")

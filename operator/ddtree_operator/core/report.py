@@ -34,11 +34,11 @@ _QUIET: dict[str, set[str]] = {
 
 
 def condition(kind: str, status: str, reason: str, message: str = "") -> dict[str, Any]:
-    """A condition without its times; :func:`_stamp` adds them."""
+    """A condition without its times; :func:`stamp` adds them."""
     return {"type": kind, "status": status, "reason": reason, "message": clip(message)}
 
 
-def _stamp(new: list[dict[str, Any]], old: list[dict[str, Any]], now: float, generation: int) -> list[dict[str, Any]]:
+def stamp(new: list[dict[str, Any]], old: list[dict[str, Any]], now: float, generation: int) -> list[dict[str, Any]]:
     """Times change only when a condition's status does."""
     before = {c.get("type"): c for c in old}
     out = []
@@ -171,7 +171,7 @@ def status(
         "replicas": engines.replicas if engines else 0,
         "readyReplicas": ready,
         "selector": f"{LABEL_DEPLOYMENT}={r.name},{LABEL_POOL}=serving",
-        "conditions": _stamp(conditions, old.get("conditions", []), r.now, generation),
+        "conditions": stamp(conditions, old.get("conditions", []), r.now, generation),
         "history": _history(r, wanted.hash),
     }
     if serving is not None:
@@ -264,7 +264,7 @@ def invalid(message: str, decided: dict[str, Any], now: float, generation: int, 
     if decided.get("phase", "Paused") == "Paused":
         known = {**decided, **{k: v for k, v in old.items() if k not in decided or k not in _FRESH}}
         conditions = {**after, **before, **{k: c for k, c in after.items() if k in _FRESH}}
-    valid = _stamp([condition("Valid", "False", "InvalidSpec", message)], old.get("conditions", []), now, generation)
+    valid = stamp([condition("Valid", "False", "InvalidSpec", message)], old.get("conditions", []), now, generation)
     moving = decided.get("phase") in {"Promoting", "RolledBack", "Degraded"}
     return {
         **known,

@@ -66,11 +66,14 @@ _BY_KIND = {
 
 
 class ApiError(Exception):
-    """A call that the API server refused or that never reached it. ``status`` is 0 when there was no answer."""
+    """A call that the API server refused or that never reached it. ``status`` is 0 when there was no answer.
 
-    def __init__(self, status: int, message: str) -> None:
+    ``verb`` and ``resource`` are those of the call, as RBAC names them, "" where there was none.
+    """
+
+    def __init__(self, status: int, message: str, verb: str = "", resource: str = "") -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.verb, self.resource = status, verb, resource
 
 
 class Kube:
@@ -109,6 +112,7 @@ class Kube:
     ) -> bytes:
         if method != "GET" and not self._may_write():
             raise ApiError(0, "this replica does not lead any more")
+        call = _named(method, path)
         headers = {"Accept": "application/json"}
         if content:
             headers["Content-Type"] = content
@@ -126,24 +130,15 @@ class Kube:
             )
             data: bytes = await answer.read()
         except ApiException as error:
-            self._count(method, path, int(error.status or 0))
-            raise ApiError(int(error.status or 0), _message(error)) from None
+            self.on_answer(*call, int(error.status or 0))
+            raise ApiError(int(error.status or 0), _message(error), *call) from None
         except Exception as error:  # the client library lets aiohttp's and ssl's errors through
-            self._count(method, path, 0)
-            raise ApiError(0, f"API server not reached: {error or type(error).__name__}") from None
-        self._count(method, path, int(answer.status))
+            self.on_answer(*call, 0)
+            raise ApiError(0, f"API server not reached: {error or type(error).__name__}", *call) from None
+        self.on_answer(*call, int(answer.status))
         if answer.status >= 400:
-            raise ApiError(answer.status, _body_message(data) or str(answer.reason))
+            raise ApiError(answer.status, _body_message(data) or str(answer.reason), *call)
         return data
-
-    def _count(self, method: str, path: str, code: int) -> None:
-        """Verb and resource as the API server's own metrics name them."""
-        parts = path.split("/")[(3 if path.startswith("/api/") else 4) :]
-        if parts[0] == "namespaces" and len(parts) > 2:
-            parts = parts[2:]
-        resource = "/".join(parts[:1] + parts[2:3])
-        verb = {"GET": "get" if len(parts) > 1 else "list", "POST": "create"}.get(method, method.lower())
-        self.on_answer(verb, resource, code)
 
     async def _object(self, *args: Any, **kwargs: Any) -> Object:
         found: Object = json.loads(await self._call(*args, **kwargs))
@@ -234,6 +229,15 @@ class Kube:
 
 
 _NO_LOG = "unable to retrieve container logs for "  # the kubelet's whole answer, with 200, when a container is gone
+
+
+def _named(method: str, path: str) -> tuple[str, str]:
+    """Verb and resource of a call as RBAC and the API server's own metrics name them."""
+    parts = path.split("/")[(3 if path.startswith("/api/") else 4) :]
+    if parts[0] == "namespaces" and len(parts) > 2:
+        parts = parts[2:]
+    verb = {"GET": "get" if len(parts) > 1 else "list", "POST": "create"}.get(method, method.lower())
+    return verb, "/".join(parts[:1] + parts[2:3])
 
 
 def _message(error: Any) -> str:

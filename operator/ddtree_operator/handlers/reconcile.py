@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import zlib
@@ -11,17 +12,19 @@ from typing import Any
 import aiohttp
 
 from ddtree_operator.analysis.types import Verdict
+from ddtree_operator.core import unwritten
 from ddtree_operator.core.actions import QUIET, Analyze, Emit, Watch
 from ddtree_operator.core.decide import decide
 from ddtree_operator.core.facts import Problem
 from ddtree_operator.core.held_size import event, held_size, told
 from ddtree_operator.core.meanwhile import ENGINES_REFUSED
+from ddtree_operator.core.unwritten import CONFLICTS, Refusal
 from ddtree_operator.handlers import logs, read, records
 from ddtree_operator.handlers.act import Actor
 from ddtree_operator.handlers.analyses import Analyses, Key, Running
 from ddtree_operator.handlers.builds import Builds
 from ddtree_operator.handlers.keeping import Keeping
-from ddtree_operator.handlers.kube import DDTREE, ApiError, Kube
+from ddtree_operator.handlers.kube import DDTREE, HTTP_ROUTE, ApiError, Kube, Object
 from ddtree_operator.handlers.metrics import Metrics
 from ddtree_operator.handlers.neighbours import Neighbours
 from ddtree_operator.handlers.observe import Observer, View
@@ -50,6 +53,7 @@ class Reconciler:
         self._metrics = metrics
         self._resources: dict[tuple[str, str], dict[str, Any]] = {}  # what an owner reference needs of each
         self._moving: set[tuple[str, str]] = set()  # rollouts under way
+        self._conflicts: dict[tuple[str, str], int] = {}  # looks in a row that a conflict ended
         self.analyses = Analyses(session, self._save_record, wake)
         builds = Builds(kube, settings.build)
         neighbours = Neighbours(kube, settings.namespaces, everywhere=settings.all_pods)
@@ -89,6 +93,7 @@ class Reconciler:
             self.watches.forget(namespace, name)
             self._resources.pop(key, None)
             self._moving.discard(key)
+            self._conflicts.pop(key, None)
             self._routes.forget(namespace, name)
             self._metrics.forget(key)
             return None
@@ -109,7 +114,7 @@ class Reconciler:
             view.observed,
             time.time(),
             generation=int(resource["metadata"].get("generation", 0)),
-            status=old,
+            status=unwritten.cleared(old),
         )
         if held is not None:
             fresh = (event(held),) if old.get("heldReplicas") != held else ()
@@ -136,18 +141,19 @@ class Reconciler:
                 await self._actor.act(view, action)
                 self._metrics.acted(view.observed, action)
         except ApiError as error:
-            if error.status == 409:  # somebody else wrote meanwhile: what was decided may be old
-                log.info("%s", error)
-                return 0.2
-            if error.status in {403, 422}:  # it will not go away by itself: somebody has to know
-                text = f"the API server refuses what the operator writes: {error}"
-                await self._actor.emit(resource, Emit("Warning", "WriteRefused", text))
-            raise
+            await self._not_written(resource, error)
+            if error.status != 409:
+                raise
+            log.info("%s", error)  # somebody else wrote meanwhile: what was decided may be old
+            return 0.2 if self._conflicts[key] < CONFLICTS else BUSY
         if view.request_error:
             await self._actor.emit(resource, Emit("Warning", "RequestRefused", view.request_error))
-        patch = difference(old, decision.status)
-        if patch:
-            await self._kube.patch(DDTREE, namespace, name, {"status": patch}, sub="status")
+        try:
+            await self._write_status(resource, decision.status)
+        except ApiError as error:
+            await self._not_written(resource, error)
+            raise
+        self._conflicts.pop(key, None)
         refused = any(key == k[:2] for k in self._actor.refused)
         if decision.again and not refused:
             return 0.05
@@ -156,6 +162,28 @@ class Reconciler:
             return min(decision.wake, max(BUSY, len(self._moving) / LOOKS))
         self._moving.discard(key)
         return min(decision.wake, self.until_next_look(key))
+
+    async def _write_status(self, resource: Object, status: Object) -> None:
+        meta = resource["metadata"]
+        patch = difference(resource.get("status") or {}, status)
+        if patch:
+            await self._kube.patch(DDTREE, meta["namespace"], meta["name"], {"status": patch}, sub="status")
+
+    async def _not_written(self, resource: Object, error: ApiError) -> None:
+        """Tell of a refusal that does not go away by itself, in an Event and, if that can be written, the status."""
+        meta = resource["metadata"]
+        key = (meta["namespace"], meta["name"])
+        if error.status == 409:
+            self._conflicts[key] = self._conflicts.get(key, 0) + 1
+        refusal = Refusal(error.status, error.verb, error.resource, str(error), self._conflicts.get(key, 0))
+        if not refusal.reason:
+            return
+        await self._actor.emit(resource, Emit("Warning", "WriteRefused", refusal.sentence))
+        if error.resource in {HTTP_ROUTE.plural, f"{DDTREE.plural}/status"}:
+            return  # condition Routed says so from the next look on; the status cannot say that it cannot be written
+        told = unwritten.told(resource.get("status") or {}, refusal, time.time(), int(meta.get("generation", 0)))
+        with contextlib.suppress(ApiError):
+            await self._write_status(resource, told)
 
     def _refused(self, view: View) -> None:
         """What the API server refused to create is a problem of the spec until it is tried again."""

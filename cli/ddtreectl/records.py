@@ -74,6 +74,8 @@ def replay(data: bytes, title: str) -> Replay:
     users = sum(pair.canary.prompt_id.startswith(LIVE_PREFIX) for pair in kept.pairs)
     pairs = f"{len(kept.pairs)} pairs" + (f" ({users} with prompts of users, whose text is not kept)" if users else "")
     note = f"judged again here from {pairs}: " + ("the same verdict" if same else f"now {again['outcome']}")
+    if kept.policy.tie_gap_from:
+        note += f"; ties: gaps up to {kept.policy.tie_gap:g} ({kept.policy.tie_gap_from})"
     return Replay(title, verdict, digest, same, note, data)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ddtree_operator.analysis.policy import Policy
 from ddtree_operator.api.names import API_VERSION, KIND, LABEL_DEPLOYMENT, LABEL_POOL, LABEL_REVISION
 from ddtree_operator.core.facts import AnalysisFact, WatchFact
 from ddtree_operator.handlers import act, alerting, reconcile, routes
@@ -19,6 +20,7 @@ from ddtree_operator.handlers.kube import ApiError, Kube
 from ddtree_operator.handlers.metrics import Metrics
 from ddtree_operator.handlers.reconcile import Reconciler
 from ddtree_operator.handlers.settings import Settings
+from ddtree_operator.probe.engine import EngineInfo
 from faults.server import Crash, Object, Server
 
 NS, NAME = "llm", "m"
@@ -47,7 +49,8 @@ class Analyses:
     def known(self, key: Any) -> bool:
         return key in self._since
 
-    def adopt(self, key: Any, *_: Any) -> None:
+    def adopt(self, key: Any, policy: Policy, *_: Any) -> None:
+        self.policy = policy
         self._since[key] = self._sim.now
 
     def ensure(self, key: Any, **_: Any) -> None:
@@ -115,8 +118,8 @@ class Sim:
         for module in (reconcile, act, alerting, routes):
             patch.setattr(module, "time", clock)
 
-        async def info(*_: Any) -> None:
-            return None
+        async def info(*_: Any) -> EngineInfo:
+            return EngineInfo("/m", "DFLASH", 16, "float32", False, "0.5.23", {})
 
         patch.setattr(act.Actor, "_info", info)
         base: Object = {

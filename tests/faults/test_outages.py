@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from ddtree_operator.handlers import act
+from ddtree_operator.probe.engine import EngineInfo
 from faults.server import Answer, Object
 from faults.sim import NAME, NS, Sim, run
 from faults.test_crashes import promotion
@@ -147,6 +149,31 @@ def test_a_write_that_is_refused_again_and_again_is_told(
         assert not sim.outages
 
     run(story())
+
+
+@pytest.mark.parametrize(
+    ("silent", "tie_gap", "words"), [(2, 0.0, "2ulp of float32, which the canary"), (99, 0.25, "of bfloat16, assumed")]
+)
+def test_an_analysis_waits_a_while_for_engines_that_do_not_say_what_they_compute_in(
+    silent: int, tie_gap: float, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sim = Sim(monkeypatch)
+    answer, asked = act.Actor._info, 0
+
+    async def info(*args: Any) -> EngineInfo | None:
+        nonlocal asked
+        asked += 1
+        return await answer(*args) if asked > 2 * silent else None  # canary and baseline
+
+    monkeypatch.setattr(act.Actor, "_info", info)
+
+    async def story() -> None:
+        await sim.until("Stable")
+
+    run(story())
+    assert sim.analyses.policy.tie_gap == tie_gap
+    assert words in sim.analyses.policy.tie_gap_from
+    assert asked >= 2 * min(silent + 1, act.INFO_TRIES)
 
 
 def test_a_few_conflicts_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None:

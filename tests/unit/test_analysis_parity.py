@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from analysis_streams import sample
-from ddtree_operator.analysis import Divergence, Pair
+from ddtree_operator.analysis import Divergence, Pair, Policy, evaluate, record
 from ddtree_operator.analysis.parity import Parity, compare, first_difference
 from ddtree_operator.analysis.policy import tie_gap
+from ddtree_operator.api.spec import AnalysisSpec
 
 pytestmark = pytest.mark.unit
 
@@ -69,6 +71,25 @@ def test_no_ids_is_unknown():
 def test_between_deterministic_engines_no_ulp_is_tolerated():
     assert tie_gap("2ulp", "bfloat16", deterministic=True) == 0.0
     assert tie_gap("0.01", "bfloat16", deterministic=True) == 0.01  # said in log-prob: meant so
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "deterministic", "words"),
+    [
+        ("2ulp", "float32", False, "2ulp of float32, which the canary says it computes in"),
+        ("2ulp", "", False, "2ulp of bfloat16, assumed: the canary did not say its own"),
+        ("2ulp", "float8_e4m3fn", False, "assumed: the canary computes in float8_e4m3fn"),
+        ("2ulp", "bfloat16", True, "deterministic"),
+        ("0.01", "", False, "in log-prob"),
+    ],
+)
+def test_where_the_gap_comes_from_is_recorded_and_decides_nothing(text, dtype, deterministic, words):
+    spec = AnalysisSpec.model_validate({"parity": {"tieGap": text}})
+    policy = Policy.from_spec(spec, dtype=dtype, deterministic=deterministic)
+    assert words in policy.tie_gap_from
+    assert policy == replace(policy, tie_gap_from="")
+    kept = record.Record(policy, (), evaluate((), policy))
+    assert record.load(record.dump(kept)).policy.tie_gap_from == policy.tie_gap_from
 
 
 def test_tie_gap_follows_the_dtype():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ddtree_operator.api.spec import AcceptLengthGate, AnalysisSpec, ThroughputGate
 
@@ -54,6 +54,8 @@ class Policy:
     canary_window: int = 0  # tokens verified a step, 0 when not known: said beside the accept length, decides nothing
     baseline_window: int = 0
     rule: str = RULE
+    # Where ``tie_gap`` comes from, in words. It decides nothing, so that policies are equal whatever it says.
+    tie_gap_from: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if not self.gates:
@@ -84,7 +86,7 @@ class Policy:
         cls,
         spec: AnalysisSpec,
         *,
-        dtype: str = "bfloat16",
+        dtype: str = "",
         deterministic: bool = False,
         canary_speculates: bool | None = None,
         baseline_speculates: bool | None = None,
@@ -93,7 +95,8 @@ class Policy:
     ) -> Policy:
         """The policy a ``spec.canary.analysis`` asks for.
 
-        ``dtype`` is the engines' compute type (``/server_info``); it sets what one ulp of ``tieGap`` is worth. Between
+        ``dtype`` is the engines' compute type (``/server_info``), "" when they did not say; it sets what one ulp of
+        ``tieGap`` is worth. Between
         ``deterministic`` engines an ulp is worth nothing.
         Raises ValueError with one sentence when a number makes no sense.
         """
@@ -108,6 +111,7 @@ class Policy:
             max_pairs=spec.max_pairs,
             parity_allow=spec.parity.allow,
             tie_gap=tie_gap(spec.parity.tie_gap, dtype, deterministic),
+            tie_gap_from=tie_gap_from(spec.parity.tie_gap, dtype, deterministic),
             canary_speculates=canary_speculates,
             baseline_speculates=baseline_speculates,
             canary_window=canary_window,
@@ -126,13 +130,26 @@ def percent(name: str, text: str) -> float:
     return value
 
 
-def tie_gap(text: str, dtype: str = "bfloat16", deterministic: bool = False) -> float:
+def tie_gap(text: str, dtype: str = "", deterministic: bool = False) -> float:
     """``"2ulp"`` or ``"0.01"`` as a log-prob gap. An unknown dtype counts as bfloat16, the coarsest."""
     if text.endswith("ulp"):
         if deterministic:
             return 0.0
         return float(text.removesuffix("ulp")) * ULP.get(dtype.removeprefix("torch."), ULP["bfloat16"])
     return float(text)
+
+
+def tie_gap_from(text: str, dtype: str, deterministic: bool) -> str:
+    """Where the gap of :func:`tie_gap` comes from, in words."""
+    if not text.endswith("ulp"):
+        return "tieGap, in log-prob"
+    if deterministic:
+        return "both engines say that they are deterministic"
+    kind = dtype.removeprefix("torch.")
+    if kind in ULP:
+        return f"{text} of {kind}, which the canary says it computes in"
+    said = f"the canary computes in {kind}, of which it is not known" if kind else "the canary did not say its own"
+    return f"{text} of bfloat16, assumed: {said}"
 
 
 def _threshold(name: str, gate: AcceptLengthGate | ThroughputGate) -> float:

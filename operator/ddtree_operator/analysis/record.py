@@ -28,6 +28,7 @@ _AROUND = 8
 _LATER = {
     "canary_window",
     "baseline_window",
+    "tie_gap_from",
 }  # of the policy: what came without another rule, and has a neutral default
 
 

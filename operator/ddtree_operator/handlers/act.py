@@ -35,6 +35,7 @@ from ddtree_operator.core.revisions import baseline_speculative, parse
 from ddtree_operator.core.units import iso
 from ddtree_operator.handlers import live_prompts, memory, records
 from ddtree_operator.handlers.analyses import Analyses, Kept
+from ddtree_operator.handlers.analyses import Key as AnalysisKey
 from ddtree_operator.handlers.builds import Builds
 from ddtree_operator.handlers.keeping import Keeping
 from ddtree_operator.handlers.kube import CONFIG_MAP, DEPLOYMENT, POD, REVISION, SERVICE, ApiError, Kube, Object
@@ -52,6 +53,8 @@ from ddtree_operator.rollout import manifests
 log = logging.getLogger("ddtree.act")
 
 PATIENCE = 3.0  # seconds that a look waits for what a registry is told
+
+INFO_TRIES = 5  # looks, 2 s apart, in which engines are asked for their settings before an analysis
 
 EVENT_QUIET = 300.0  # seconds in which the same Event is not repeated
 
@@ -80,6 +83,7 @@ class Actor:
         self._session = session
         self._said: dict[tuple[str, str, str], float] = {}
         self._beside: set[asyncio.Task[None]] = set()
+        self._silent: dict[tuple[str, str], tuple[AnalysisKey, int]] = {}  # analyses that wait, and for how many looks
         self.refused: dict[tuple[str, str, str], tuple[float, str]] = {}  # (ns, name, revision) -> (when, why)
 
     async def act(self, view: View, action: Action) -> None:
@@ -206,15 +210,18 @@ class Actor:
         wanted = spec.canary.analysis
         if not self._analyses.known(key):
             ours, other = await self._info(spec, urls[1][0]), await self._info(spec, urls[0][0])
+            if (ours is None or other is None) and self._again(key):
+                return
             policy = Policy.from_spec(
                 wanted,
-                dtype=ours.dtype if ours else "bfloat16",
+                dtype=ours.dtype if ours else "",
                 deterministic=bool(ours and other and ours.deterministic and other.deterministic),
                 canary_window=ours.draft_tokens if ours else 0,
                 baseline_window=other.draft_tokens if other else 0,
                 canary_speculates=spec.engine.speculative.algorithm is not Algorithm.NONE,
                 baseline_speculates=_baseline_speculates(view, baseline.revision if baseline else "", action),
             )
+            self._silent.pop(key[:2], None)
             earlier = await records.load(self._kube, key, view.resource["metadata"]["uid"])
             self._analyses.adopt(key, policy, wanted.max_pairs, wanted.prometheus, earlier)
         self._analyses.ensure(
@@ -242,7 +249,8 @@ class Actor:
             expected, failures = expected_of(kept.record.pairs if kept else (), speculates)
             watch = analysis.Watch(policy_for(spec.canary.analysis, speculates), expected, failures, epoch)
             info, parity = await self._info(spec, urls[0]), spec.canary.analysis.parity
-            gap = tie_gap(parity.tie_gap, info.dtype, info.deterministic) if info else tie_gap(parity.tie_gap)
+            known = kept.record.policy.tie_gap if kept else tie_gap(parity.tie_gap)
+            gap = tie_gap(parity.tie_gap, info.dtype, info.deterministic) if info else known
             if self._watches.begin(key, watch, view.prompts, spec.canary.analysis.max_tokens, gap) == 0:
                 text = (
                     f"revision {key[2]} is not watched: its canary's answers to the prompts are not on record (its "
@@ -261,12 +269,21 @@ class Actor:
                     return kept
         return None
 
+    def _again(self, key: AnalysisKey) -> bool:
+        """Whether an analysis waits for engines that did not say what they compute in: for so many looks, since its
+        tolerance holds to its end. After that the coarsest is assumed, and the pairs will tell what is wrong.
+        """
+        before, tries = self._silent.get(key[:2], (key, 0))
+        tries = tries + 1 if before == key else 1
+        self._silent[key[:2]] = (key, tries)
+        return tries < INFO_TRIES
+
     async def _info(self, spec: DDTreeSpec, url: str) -> EngineInfo | None:
-        """What an engine says about itself; None when it cannot be asked: the analysis will tell why."""
+        """What an engine says about itself; None when it cannot be asked."""
         try:
             return await engine_reader(spec.engine.kind, self._session, url).info()
         except EngineError as error:
-            log.warning("settings of %s not read, bfloat16 is assumed: %s", url, error)
+            log.warning("settings of %s not read: %s", url, error)
             return None
 
     async def _aside(self, resource: Object, reason: str, work: Awaitable[str | bool]) -> None:

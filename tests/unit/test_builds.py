@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from ddtree_operator.api.names import LABEL_DEPLOYMENT
 from ddtree_operator.api.spec import DDTreeSpec
 from ddtree_operator.build.errors import RegistryError
-from ddtree_operator.core.facts import Problem, Revision
+from ddtree_operator.core.facts import Problem, Progress, Revision
+from ddtree_operator.core.units import iso
 from ddtree_operator.handlers import builds as module
 from ddtree_operator.handlers.builds import Builds, Order, service_address
 from ddtree_operator.handlers.kube import EVENT, JOB, POD, ApiError, Kind
@@ -22,6 +24,7 @@ pytestmark = [pytest.mark.unit, pytest.mark.asyncio]
 
 Object = dict[str, Any]
 META = {"name": "m", "namespace": "ns", "uid": "u"}
+RESOURCE = {"apiVersion": "v", "kind": "k", "metadata": META}
 SERVICE = {"spec": {"clusterIP": "172.30.4.5", "ports": [{"port": 1234}]}}
 IMAGE = "registry.example/team/engine@sha256:" + "1" * 64
 
@@ -138,17 +141,17 @@ async def test_a_job_without_pods_tells_its_events(builds: Builds, kube: Kube) -
     kube.objects[JOB.plural, order.name] = {"metadata": {"name": order.name}, "status": {}}
     kube.lists[POD.plural] = []
     kube.lists[EVENT.plural] = [{"reason": "FailedCreate", "message": "Error creating: exceeded quota: q"}]
-    fact = await builds.fact(order, "ns", Revision("h", 1, {}))
+    fact = await builds.fact(order, RESOURCE, Revision("h", 1, {}))
     assert (fact.state, fact.message) == ("running", "the builder's pod cannot be created: exceeded quota: q")
 
 
 async def test_a_registry_that_is_down_is_waited_for_and_one_that_denies_is_not(builds: Builds) -> None:
     order = await ordered(builds)
     Registry.answer = RegistryError("no way there", heals=True)
-    fact = await builds.fact(order, "ns", Revision("h", 1, {}))
+    fact = await builds.fact(order, RESOURCE, Revision("h", 1, {}))
     assert (fact.state, fact.message) == ("running", "waiting for the registry: no way there")
     Registry.answer = RegistryError("denied", heals=False)
-    fact = await builds.fact(order, "ns", Revision("h", 1, {}))
+    fact = await builds.fact(order, RESOURCE, Revision("h", 1, {}))
     assert (fact.state, fact.message) == ("failed", "denied")
 
 
@@ -158,7 +161,11 @@ def done_job(order: Order, revision: Revision) -> Object:
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": order.name, "annotations": {module.ANNOTATION_ATTEMPT: mark}},
+        "metadata": {
+            "name": order.name,
+            "labels": {LABEL_DEPLOYMENT: "m"},
+            "annotations": {module.ANNOTATION_ATTEMPT: mark},
+        },
         "status": status,
     }
 
@@ -171,12 +178,51 @@ async def test_what_an_earlier_attempt_built_counts_only_while_the_registry_has_
     ]
     kube.objects["services", "buildkitd"] = SERVICE
     kube.objects[JOB.plural, order.name] = done_job(order, Revision("h", 1, {}))
-    assert (await builds.fact(order, "ns", Revision("h", 1, {}))).image == f"{order.repository}@sha256:{'1' * 64}"
+    assert (await builds.fact(order, RESOURCE, Revision("h", 1, {}))).image == f"{order.repository}@sha256:{'1' * 64}"
     again = Revision("h", 1, {}, attempt=1)
-    assert (await builds.fact(order, "ns", again)).state == "none"  # the registry has lost it
-    await builds.start(order, {"apiVersion": "v", "kind": "k", "metadata": META}, again)
+    assert (await builds.fact(order, RESOURCE, again)).state == "none"  # the registry has lost it
+    await builds.start(order, RESOURCE, again)
     assert kube.deleted == [order.name]
     assert {o["metadata"]["annotations"][module.ANNOTATION_ATTEMPT] for o in kube.created} == {"h/1"}
+
+
+@pytest.mark.parametrize("hashes", [("h", "i"), ("h", "h")])
+async def test_a_failing_recipe_is_told_to_all_who_ask_for_it_and_none_builds_it_twice(
+    hashes: tuple[str, str], builds: Builds, kube: Kube
+) -> None:
+    """Two resources look in turn, each slower than a build takes to fail; then the second tries again."""
+    order = await ordered(builds)
+    kube.objects["services", "buildkitd"] = SERVICE
+    now, began = 1_000_000.0, dict.fromkeys(("a", "b"), 0)
+
+    def resource(name: str) -> Object:
+        return {**RESOURCE, "metadata": {**META, "name": name, "uid": name}}
+
+    def failed() -> None:
+        """The Job that was made last has failed, a second after it began."""
+        job = next(o for o in reversed(kube.created) if o["kind"] == "Job")
+        condition = {"type": "Failed", "status": "True", "lastTransitionTime": iso(now + 1), "message": "no"}
+        kube.objects[JOB.plural, order.name] = {**job, "status": {"conditions": [condition]}}
+
+    async def look(name: str, revision: Revision) -> str:
+        nonlocal now
+        fact = await builds.fact(order, resource(name), revision)
+        if fact.state == "none":
+            await builds.start(order, resource(name), revision)
+            began[name] += 1
+            failed()
+        now += 10
+        return fact.state
+
+    first = Revision(hashes[0], 1, {}, progress=Progress(now, now))
+    assert await look("a", first) == "none"
+    second = Revision(hashes[1], 1, {}, progress=Progress(now, now))
+    assert await look("b", second) == "none"  # what failed before it began says nothing about now
+    for _ in range(3):
+        assert [await look("a", first), await look("b", second)] == ["failed", "failed"]
+    again = Revision(hashes[1], 1, {}, attempt=1, progress=Progress(now, now))
+    assert [await look("b", again), await look("a", first), await look("b", again)] == ["none", "failed", "failed"]
+    assert began == {"a": 1, "b": 2}
 
 
 async def test_needs_are_read_once_and_credentials_go_to_our_registry_alone(
@@ -231,26 +277,26 @@ async def test_a_registry_that_does_not_answer_refuses_nobody_and_is_asked_again
 async def test_the_builder_is_where_the_api_server_says(builds: Builds, kube: Kube) -> None:
     order = await ordered(builds)
     revision = Revision("h", 1, {})
-    fact = await builds.fact(order, "ns", revision)
+    fact = await builds.fact(order, RESOURCE, revision)
     assert (fact.state, fact.obstacle) == ("running", "BuilderMissing")
     assert fact.message.startswith("the builder's Service build/buildkitd does not exist; ")
     kube.objects["services", "buildkitd"] = {"spec": {"clusterIP": "None", "ports": [{"port": 1234}]}}
-    assert "build/buildkitd has no address" in (await builds.fact(order, "ns", revision)).message
+    assert "build/buildkitd has no address" in (await builds.fact(order, RESOURCE, revision)).message
     kube.objects["services", "buildkitd"] = SERVICE
-    assert (await builds.fact(order, "ns", revision)).state == "none"
-    await builds.start(order, {"apiVersion": "v", "kind": "k", "metadata": META}, revision)
+    assert (await builds.fact(order, RESOURCE, revision)).state == "none"
+    await builds.start(order, RESOURCE, revision)
     job = next(o for o in kube.created if o["kind"] == "Job")
     env = {e["name"]: e["value"] for e in job["spec"]["template"]["spec"]["containers"][0]["env"]}
     assert env["BUILDER"] == "--addr tcp://172.30.4.5:1234"
     kube.forbidden = True
-    assert "may not read Service build/buildkitd" in (await builds.fact(order, "ns", revision)).message
+    assert "may not read Service build/buildkitd" in (await builds.fact(order, RESOURCE, revision)).message
 
 
 async def test_an_installation_without_a_builder_says_so(builds: Builds) -> None:
     order = await ordered(builds)
     for lacking, words in (("builder_service", "has no builder"), ("builder_image", "no image for builder")):
         builds._config = replace(builds._config, **{lacking: ""})  # type: ignore[arg-type]
-        assert words in (await builds.fact(order, "ns", Revision("h", 1, {}))).message
+        assert words in (await builds.fact(order, RESOURCE, Revision("h", 1, {}))).message
 
 
 async def test_addresses_of_services() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from ddtree_operator.build.registry import RegistryClient, credentials_from_dock
 from ddtree_operator.build.result import job_result, needs_events
 from ddtree_operator.build.series import load_plugins, load_series, series_from_config_map
 from ddtree_operator.core.facts import BuildFact, Problem, Revision
-from ddtree_operator.core.units import seconds
+from ddtree_operator.core.units import epoch, seconds
 from ddtree_operator.handlers.errands import Errands, StillOutError
 from ddtree_operator.handlers.kube import CONFIG_MAP, EVENT, JOB, POD, SECRET, SERVICE, ApiError, Kube, Object
 from ddtree_operator.placement.match import takes_gpus
@@ -107,8 +108,9 @@ class Builds:
             return Problem("SeriesMissing", f"ConfigMap {name} does not exist in namespace {namespace}; create it")
         return series_from_config_map(found)
 
-    async def fact(self, order: Order, namespace: str, revision: Revision) -> BuildFact:
+    async def fact(self, order: Order, resource: Object, revision: Revision) -> BuildFact:
         """Where the build stands: in the registry, in a Job, or nowhere."""
+        namespace = resource["metadata"]["namespace"]
         job = await self._kube.get(JOB, namespace, order.name)
         digest: str | None = None
         if job is not None and not job["metadata"].get("deletionTimestamp"):
@@ -123,7 +125,7 @@ class Builds:
                 message = result.sentence or "the builder is at work"
                 return BuildFact("running", message=message, obstacle=waits, job=order.name)
             if result.state == "failed":
-                if _attempt(job) == _mark(revision):
+                if _counts(job, resource, revision):
                     return BuildFact("failed", message=result.sentence, log=await self._log(pods), job=order.name)
                 return BuildFact("none")  # of an earlier attempt: start anew
             if _attempt(job) == _mark(revision):
@@ -269,8 +271,11 @@ class Builds:
             labels={LABEL_DEPLOYMENT: meta["name"], LABEL_REVISION: revision.hash},
         )
         old = await self._kube.get(JOB, meta["namespace"], order.name)
-        if old is not None and _attempt(old) != _mark(revision) and job_result(old, []).state != "running":
-            await self._kube.delete(JOB, meta["namespace"], order.name)
+        if old is not None:
+            state = job_result(old, []).state
+            mine = _counts(old, resource, revision) if state == "failed" else _attempt(old) == _mark(revision)
+            if state != "running" and not mine:
+                await self._kube.delete(JOB, meta["namespace"], order.name)
         for obj in objects:
             obj["metadata"] = {**obj["metadata"], "annotations": {ANNOTATION_ATTEMPT: _mark(revision)}}
             await self._kube.create(obj)
@@ -288,6 +293,23 @@ def service_address(service: Object | None) -> str:
     if host == "None" or not ports:
         return ""
     return f"tcp://{f'[{host}]' if ':' in host else host}:{ports[0]['port']}"
+
+
+def _counts(job: Object, resource: Object, revision: Revision) -> bool:
+    """Whether the failure of a Job is that of this attempt's build.
+
+    Resources with one recipe share its Job, whoever made it: what ended within an attempt counts for it, so that
+    each makes at most one, and none takes another's failure away before it was seen. An own Job says by its mark
+    which attempt it was made for.
+    """
+    meta = job["metadata"]
+    own = (meta.get("labels") or {}).get(LABEL_DEPLOYMENT) == resource["metadata"]["name"]
+    if own and _attempt(job).partition("/")[0] == revision.hash:
+        return _attempt(job) == _mark(revision)
+    began = revision.progress.started_at if revision.progress else math.inf
+    conditions = (job.get("status") or {}).get("conditions") or []
+    ends = [epoch(c.get("lastTransitionTime")) for c in conditions if c.get("status") == "True"]
+    return max(ends, default=0.0) + 1 > began  # stamps are cut to seconds
 
 
 def _mark(revision: Revision) -> str:

@@ -218,7 +218,7 @@ class Observer:
                 problems.append(order)
             elif order is not None:
                 view.order = order
-                build = await self._builds.fact(order, namespace, wanted)
+                build = await self._builds.fact(order, view.resource, wanted)
         dedicated = serving is None or spec.baseline.from_ == "spec"
         running = sum(len(s.pods) for s in sets if s.revision == wanted.hash)
         needed = max(0, spec.canary.replicas + int(dedicated) - running)

@@ -167,6 +167,7 @@ def test_commands_are_one_annotation(run: Run, verb: str, obj: dict[str, Any]) -
     [
         ("promote", stable(), "nothing to promote: qwen3-8b has no rollout in progress (phase Stable)"),
         ("abort", rolled_back(), "nothing to abort"),
+        ("abort", stable(phase="Invalid"), "nothing to abort"),
         ("resume", analyzing(), "nothing to resume: qwen3-8b is not paused (phase Analyzing)"),
         ("retry", stable(), "nothing to retry: revision 8c1d2e3f40 of qwen3-8b is not blocked"),
         ("undo", resource(phase="Stable", revision="8c1d2e3f40"), "nothing to go back to"),
@@ -177,6 +178,12 @@ def test_senseless_commands_are_refused(run: Run, line: str, obj: dict[str, Any]
     code, _, err = run(f"rollout {line} qwen3-8b", fake)
     assert (code, fake.patches) == (1, [])
     assert words in err
+
+
+def test_a_canary_under_a_spec_with_a_mistake_can_be_aborted(run: Run) -> None:
+    fake = FakeCluster(analyzing(phase="Invalid"))
+    assert run("rollout abort qwen3-8b", fake)[0] == 0
+    assert sent(fake).revision == "8c1d2e3f40"
 
 
 def test_commands_work_while_the_operator_has_not_looked_yet(run: Run) -> None:

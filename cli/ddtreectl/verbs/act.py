@@ -135,7 +135,8 @@ def refuse_senseless(verb: str, obj: kube.Object, to: str | None) -> None:
             if phase != "Paused":
                 raise CliError(f"nothing to resume: {name} is not paused (phase {phase})")
         case _:
-            if phase not in RUNNING or revision in blocked:
+            standing = phase == "Invalid" and status.get("canary")  # it can be ended before the spec is corrected
+            if (phase not in RUNNING and not standing) or revision in blocked:
                 raise CliError(f"nothing to {verb}: {name} has no rollout in progress (phase {phase})")
 
 

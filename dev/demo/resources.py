@@ -197,12 +197,14 @@ def resource(
     *,
     algorithm: str,
     budget: int | None = None,
+    draft_block: int | None = None,
     drafter: str = "/models/drafter",
     series_map: str | None = None,
     analysis: Object | None = None,
 ) -> Object:
     """The DDTreeDeployment in one of its shapes."""
     speculative: Object = {"algorithm": algorithm} | ({"budget": budget} if budget else {})
+    speculative |= {"draftBlock": draft_block} if draft_block else {}
     engine: Object = {"speculative": speculative}
     if series_map:
         engine["build"] = {"series": {"configMapRef": series_map}}

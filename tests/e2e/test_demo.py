@@ -54,6 +54,7 @@ def test_the_tree_is_promoted_over_the_chain(report: dict[str, Any]) -> None:
     accept = metric(status, "acceptLength")
     assert accept["canary"] > accept["baseline"] > 1
     assert metric(status, "parity")["outcome"] == "pass"
+    assert status["stable"]["algorithm"] == "DDTREE/15 block 6"
 
 
 def test_the_same_inputs_are_built_once(report: dict[str, Any]) -> None:

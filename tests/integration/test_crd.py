@@ -58,6 +58,10 @@ def test_examples_are_accepted_and_filled_with_the_models_defaults(api: Api, pat
         ("engine: {speculative: {budget: 256}}", "spec.engine.speculative.budget in body should be less than or equal"),
         ("engine: {speculative: {algorithm: DFLASH, budget: 8}}", "budget is only for DDTREE, not DFLASH; remove it"),
         (
+            "engine: {speculative: {algorithm: DFLASH, draftBlock: 8}}",
+            "draftBlock is only for DDTREE, not DFLASH; remove",
+        ),
+        (
             "engine: {speculative: {algorithm: DTREE}}",
             'supported values: "NONE", "NGRAM", "DFLASH", "DDTREE", "EAGLE3"',
         ),

@@ -77,7 +77,13 @@ CEL: dict[type[BaseModel], list[dict[str, str]]] = {
             "messageExpression": "'budget is only for DDTREE, not ' + self.algorithm + '; remove it'",
             "message": "budget is only for DDTREE; remove it",
             "fieldPath": ".budget",
-        }
+        },
+        {
+            "rule": "!has(self.draftBlock) || self.algorithm == 'DDTREE'",
+            "messageExpression": "'draftBlock is only for DDTREE, not ' + self.algorithm + '; remove it'",
+            "message": "draftBlock is only for DDTREE; remove it",
+            "fieldPath": ".draftBlock",
+        },
     ],
     Step: [
         {

@@ -72,3 +72,7 @@ MANAGED_FLAGS = frozenset(
         "--speculative-ddtree-budget",
     }
 )
+
+# Flags that DDTREE has a field for by now. They are refused in a resource but not in a recorded revision, which must be
+# able to serve, and to be gone back to, with the arguments that it was measured with. The chain has no such field.
+DDTREE_FLAGS = {"--speculative-dflash-block-size": "spec.engine.speculative.draftBlock"}

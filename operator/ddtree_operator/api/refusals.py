@@ -16,7 +16,18 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ddtree_operator.api import names
-from ddtree_operator.api.spec import ADDRESS, DIGEST_REF, DURATION, GAIN, HEADER, PERCENT, SHA256, TIE_GAP, DDTreeSpec
+from ddtree_operator.api.spec import (
+    ADDRESS,
+    DIGEST_REF,
+    DURATION,
+    GAIN,
+    HEADER,
+    PERCENT,
+    SHA256,
+    TIE_GAP,
+    Algorithm,
+    DDTreeSpec,
+)
 
 # What a pattern means, for people.
 PATTERN_WORDS = {
@@ -96,8 +107,10 @@ def check_resource(resource: Any) -> DDTreeSpec:
 
 
 def not_yet(spec: DDTreeSpec) -> list[str]:
-    """A sentence for each thing that the spec may ask for by its schema and that nothing here does yet."""
-    found = []
+    """A sentence for each thing that the spec may ask for by its schema and that nothing here does, or that has a field
+    of its own by now.
+    """
+    found = _moved(spec)
     if spec.engine.kind == "vllm":
         found.append("spec.engine.kind: vllm is not supported yet; use sglang")
     if spec.traffic.gateway is not None:
@@ -109,6 +122,17 @@ def not_yet(spec: DDTreeSpec) -> list[str]:
             if step.canary_replicas is not None or step.header_route is not None
         ]
     return found
+
+
+def _moved(spec: DDTreeSpec) -> list[str]:
+    if spec.engine.speculative.algorithm is not Algorithm.DDTREE and spec.baseline.speculative.draft_block is None:
+        return []
+    given = dict.fromkeys(a.split("=", 1)[0] for a in spec.engine.args)
+    return [
+        f"spec.engine.args: {flag} has a field of its own; remove it and set {names.DDTREE_FLAGS[flag]}"
+        for flag in given
+        if flag in names.DDTREE_FLAGS
+    ]
 
 
 def _gateway(spec: DDTreeSpec) -> list[str]:

@@ -68,11 +68,19 @@ class Speculative(Model):
     budget: int | None = Field(
         default=None, ge=1, le=255, description="Draft budget: nodes of the tree besides its root (DDTREE only)."
     )
+    draft_block: int | None = Field(
+        default=None,
+        ge=2,
+        le=32,
+        description="Positions the drafter drafts, root included; as it was trained when left out (DDTREE only).",
+    )
 
     @model_validator(mode="after")
-    def _budget_fits(self) -> Speculative:
-        if self.budget is not None and self.algorithm is not Algorithm.DDTREE:
-            raise ValueError(f"budget is only for DDTREE, not {self.algorithm}; remove it")
+    def _tree_only(self) -> Speculative:
+        given = [n for n, v in (("budget", self.budget), ("draftBlock", self.draft_block)) if v is not None]
+        if given and self.algorithm is not Algorithm.DDTREE:
+            are, them = ("is", "it") if len(given) == 1 else ("are", "them")
+            raise ValueError(f"{' and '.join(given)} {are} only for DDTREE, not {self.algorithm}; remove {them}")
         return self
 
 

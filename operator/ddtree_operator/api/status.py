@@ -52,7 +52,9 @@ class RevisionState(StatusModel):
 
     revision: str | None = Field(default=None, description="Hash of the spec this set runs (10 hex digits).")
     image: str | None = Field(default=None, description="Engine image by digest.")
-    algorithm: str | None = Field(default=None, description="Speculative algorithm.")
+    algorithm: str | None = Field(
+        default=None, description="Algorithm, budget and draft block, such as DDTREE/7 block 8."
+    )
     accept_length: str | None = Field(default=None, description="Accept length measured when it was promoted.")
 
 
@@ -61,7 +63,9 @@ class CanaryState(StatusModel):
 
     revision: str | None = Field(default=None, description="Hash of the spec this set runs (10 hex digits).")
     image: str | None = Field(default=None, description="Engine image by digest.")
-    algorithm: str | None = Field(default=None, description="Speculative algorithm.")
+    algorithm: str | None = Field(
+        default=None, description="Algorithm, budget and draft block, such as DDTREE/7 block 8."
+    )
     step: str | None = Field(default=None, description="What the current step does.")
     step_index: int | None = Field(default=None, description="Current step, counted from 0.")
     step_count: int | None = Field(default=None, description="Number of steps.")
@@ -160,7 +164,9 @@ class HistoryEntry(StatusModel):
     at: str | None = Field(default=None, description="When (UTC).")
     by: str | None = Field(default=None, description="Who asked; empty when the operator decided.")
     image: str | None = Field(default=None, description="Engine image by digest.")
-    algorithm: str | None = Field(default=None, description="Speculative algorithm.")
+    algorithm: str | None = Field(
+        default=None, description="Algorithm, budget and draft block, such as DDTREE/7 block 8."
+    )
     accept_length: str | None = Field(default=None, description="Accept length measured.")
     throughput: str | None = Field(default=None, description="Tokens per second measured, single requests.")
     verdict_digest: str | None = Field(default=None, description="Digest of the recorded verdict.")

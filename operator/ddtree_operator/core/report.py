@@ -52,7 +52,8 @@ def stamp(new: list[dict[str, Any]], old: list[dict[str, Any]], now: float, gene
 def _speculative(rev: Revision) -> str:
     spec = rev.spec.get("engine", {}).get("speculative", {})
     algorithm = str(spec.get("algorithm", "DDTREE"))
-    return f"{algorithm}/{spec['budget']}" if spec.get("budget") else algorithm
+    budget = f"/{spec['budget']}" if spec.get("budget") else ""
+    return f"{algorithm}{budget} block {spec['draftBlock']}" if spec.get("draftBlock") else algorithm + budget
 
 
 def _short(value: Any) -> str:

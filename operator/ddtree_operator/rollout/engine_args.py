@@ -24,4 +24,6 @@ def engine_args(spec: DDTreeSpec, defaults: list[str]) -> list[str]:
                 args += ["--speculative-draft-model-revision", spec.drafter.revision]
         if speculative.budget is not None:
             args += ["--speculative-ddtree-budget", str(speculative.budget)]
+        if speculative.draft_block is not None:
+            args += ["--speculative-dflash-block-size", str(speculative.draft_block)]
     return args + list(defaults) + list(spec.engine.args)

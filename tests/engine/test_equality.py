@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.fleet import TOKENS, Fleet, Outcome, Scenario, engine, greedy, prompts, until_eos
+from engine.fleet import TOKENS, Fleet, Outcome, Scenario, ask, engine, greedy, prompts, until_eos
 
 pytestmark = pytest.mark.engine
 
@@ -73,6 +73,14 @@ def to_the_end(asked: list[list[int]]) -> dict[str, Any]:
     return {"requests": [{"ids": ids, "params": p} for ids, p in zip(asked, params, strict=True)]}
 
 
+def crowd(seed: int) -> dict[str, Any]:
+    """Long requests that all come at once: more than a pool of 700 slots holds to their ends, however fast the machine
+    is."""
+    rng = random.Random(seed)
+    asked = [[rng.randrange(5, 128) for _ in range(90)] for _ in range(12)]
+    return ask(asked, temperature=0, max_new_tokens=TOKENS, ignore_eos=True)
+
+
 def others() -> list[Scenario]:
     small = workload(seed=900, count=40)
     return [
@@ -93,7 +101,7 @@ def others() -> list[Scenario]:
         Scenario.make(
             "ddtree-b31-retraction",
             engine("DDTREE", speculative_ddtree_budget=31, max_total_tokens=700, schedule_conservativeness=0.3),
-            small,
+            [*small, crowd(seed=903)],
         ),
     ]
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from sglang_ddtree import reference
+from sglang_ddtree.config import Config
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,13 @@ class Accepted:
     bonus: torch.Tensor
     out_tokens: torch.Tensor
     new_seq_lens: torch.Tensor
+
+
+def drafted(hidden: torch.Tensor, config: Config) -> torch.Tensor:
+    """The drafter's hidden states [bs * block, H] of the positions that a node can have: [bs * depth, H]. The root is
+    known, and no node is deeper than the budget allows, so the rest needs no head."""
+    blocks = hidden.view(-1, config.block, hidden.shape[-1])
+    return blocks[:, 1 : 1 + config.depth].reshape(-1, hidden.shape[-1])
 
 
 def build_tree(

@@ -32,7 +32,7 @@ from sglang_ddtree.ops import TreeOps, select_ops
 from sglang_ddtree.penalties import Penalties, hold, read_terms, wanted
 from sglang_ddtree.plugin import settings
 from sglang_ddtree.sampling import target_tokens
-from sglang_ddtree.tree import Accepted, Opening, Tree
+from sglang_ddtree.tree import Accepted, Opening, Tree, drafted
 from sglang_ddtree.verify_input import DDTreeVerifyInput
 
 logger = logging.getLogger(__name__)
@@ -360,10 +360,10 @@ class DDTreeWorker(stock.DFlashWorkerV2):  # type: ignore[misc]
             if self._tree_sampler is not None and out.can_run_graph:
                 return self._tree_sampler.trees(rows), True
             hidden = out.logits_output.hidden_states
-            depth = self.config.depth  # no node is deeper: no head for those positions
-            drafted = hidden.view(rows, block, -1)[:, 1 : 1 + depth].reshape(rows * depth, -1)
-            tokens, vals, lse = candidate_topk(drafted, self._head(), self.candidates, with_partition=True)
-        table = (rows, depth, self.candidates)
+            tokens, vals, lse = candidate_topk(
+                drafted(hidden, self.config), self._head(), self.candidates, with_partition=True
+            )
+        table = (rows, self.config.depth, self.candidates)
         tree = self.ops.build(
             vals.view(table),
             tokens.view(table),

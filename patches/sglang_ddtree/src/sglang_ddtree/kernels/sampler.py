@@ -16,7 +16,7 @@ from sglang_ddtree.kernels.backend import as_tree
 from sglang_ddtree.kernels.build import TreeBuffers, build_tree
 from sglang_ddtree.kernels.lse import log_sum_exp
 from sglang_ddtree.kernels.mask import fill_words
-from sglang_ddtree.tree import Tree
+from sglang_ddtree.tree import Tree, drafted
 
 
 def candidate_count(budget: int, vocab: int) -> int:
@@ -73,9 +73,8 @@ class TreeSampler:
     def __call__(self, hidden: torch.Tensor, input_ids: torch.Tensor, positions: torch.Tensor) -> Tree:
         """hidden [bs * block, H], input_ids and positions [bs * block]."""
         block = self.config.block
-        rows, depth = hidden.shape[0] // block, self.config.depth  # no node is deeper: no head for those positions
-        drafted = hidden.view(rows, block, -1)[:, 1 : 1 + depth].reshape(rows * depth, -1)
-        ids, vals, lse = candidates(drafted, self._head(), self.count)
+        rows, depth = hidden.shape[0] // block, self.config.depth
+        ids, vals, lse = candidates(drafted(hidden, self.config), self._head(), self.count)
         table = (rows, depth, self.count)
         out = self._trees.rows(rows)
         build_tree(

@@ -117,7 +117,7 @@ def picture(tables: dict[str, Runs]) -> str:
         parts.append(
             f'<rect x="{50 + i * 74}" y="{top + height + 44}" width="11" height="11" fill="{COLOURS[n]}"/><text x="{65 + i * 74}" y="{top + height + 54}">{n}</text>'
         )
-    title = '<text x="44" y="20">tok/s over the best chain of the same run, by concurrency; 8B shape, one H200 an engine set</text>'
+    title = '<text x="44" y="20">tok/s over the best chain of the same run, by concurrency; 8B shape, the engines of a run on one H200</text>'
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {max(x, 60 + len(legend) * 74):.0f} {top + height + 66}" '
             f'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>{title}{"".join(parts)}</svg>\n')  # fmt: skip
 
@@ -133,11 +133,11 @@ def main() -> int:
     for name, runs in tables.items():
         print(f"{name}\n{table(runs)}" if name else table(runs))
         for concurrency, engines in sorted(runs.items()):
-            base = base_of(engines)
+            best = base_of(engines)
             for mine in (n for n in ORDER if n in engines and n.startswith("tree")):
-                print(
-                    f"concurrency {concurrency}: {mine} over the best chain, {base}: {against(engines[mine], engines[base])}"
-                )
+                for other in (n for n in ORDER if n in engines and n.startswith("chain")):
+                    ratio = against(engines[mine], engines[other])
+                    print(f"concurrency {concurrency}: {mine} over {other}{' (best)' * (other == best)}: {ratio}")
     if len(sys.argv) > 2:
         Path(sys.argv[2]).write_text(picture(tables))
     return 0
